@@ -4,10 +4,10 @@
     python -m tests.mutation --only decide/claim.py,keys.py
 
 A mutant is one change of one expression or statement of a function: another comparison, a condition turned round,
-``and`` for ``or``, a number or word that is off, a result that is dropped, a call that is left out. The tests of a file
-are imported and collected once; each mutant runs in a forked child, which swaps the code of the function and runs only
-the tests that reach it, until one fails. Survivors are printed; those that change nothing that anybody can see are
-explained in docs/explanation/mutants.md and left out of the score.
+``and`` for ``or``, a number or word that is off, a result that is dropped, a call that is left out. The tests are
+imported and collected once; each mutant runs in a forked child, which swaps the code of the function and runs only
+the tests that come by its line, the quickest first, until one fails or hangs. Survivors are printed; those that change
+nothing that anybody can see are explained in docs/explanation/mutants.md and left out of the score.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ import re
 import select
 import signal
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from io import StringIO
+from itertools import accumulate
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple, Self
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,30 +42,22 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "antiphon"
 EXPLAINED = ROOT / "docs" / "explanation" / "mutants.md"
-_GATEWAY = ("tests/unit/gateway", "tests/unit/pitfalls", "tests/unit/turn")
-_REPLAY = ("tests/unit/replay",)
-AREAS: dict[str, tuple[str, ...]] = {
-    **{
-        f"decide/{name}.py": tests
-        for name, tests in (
-            ("claim", ("tests/unit/decide/test_claim.py",)),
-            ("retry", ("tests/unit/decide/test_retry.py", "tests/unit/decide/test_budget.py")),
-            ("breaker", ("tests/unit/decide/test_breaker.py", "tests/unit/decide/test_breaker_model.py")),
-            ("loop", ("tests/unit/decide/test_loop.py",)),
-            ("classify", ("tests/unit/decide",)),
-            ("_answers", ("tests/unit/decide",)),
-            ("effects", ("tests/unit/decide/test_effects.py",)),
-        )
-    },
-    "keys.py": ("tests/unit/keys",),
-    **{
-        f"_gateway/{name}.py": _GATEWAY
+FILES = (
+    *(f"decide/{name}.py" for name in ("claim", "retry", "breaker", "loop", "classify", "_answers", "effects")),
+    "keys.py",
+    *(
+        f"_gateway/{name}.py"
         for name in ("admission", "attempt", "call", "claim", "leases", "repair", "settlement", "late", "drivers")
-    },
-    **{f"_replay/{name}.py": _REPLAY for name in ("recording", "observe", "strict", "explore")},
-}
-"""By file: the tests that have to notice."""
-_LIMIT_S = 20.0
+    ),
+    *(f"_replay/{name}.py" for name in ("recording", "observe", "strict", "explore")),
+)
+TESTS = (
+    *(f"tests/unit/{name}" for name in ("decide", "keys", "gateway", "pitfalls", "turn", "replay")),
+    "tests/integration/usage/test_sagas.py",
+)
+_SERVERLESS = ("-k", "not redis and not postgres")
+_LIMIT_S = 5.0
+"""For one test, and three times what it took without a mutant."""
 _WORD = re.compile(r"[A-Za-z_][\w./-]*\Z")
 
 
@@ -76,6 +71,8 @@ class Mutant(NamedTuple):
     number: int
     """Of those that read alike."""
     line: int
+    lines: range
+    """Of the statement that it is in: of an ``if`` its condition, of a ``match`` all of it."""
     code: CodeType
     defaults: tuple[list[CodeType], dict[str, CodeType]] | None = None
     """Of the parameters, if one of them is what changed: they are not part of the code."""
@@ -165,19 +162,27 @@ def _is_text(node: ast.BinOp) -> bool:
     )
 
 
-def _places(function: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
-    """The nodes of a function with the field that holds each; not what is only said (messages, notes, log lines)."""
-    waiting: list[ast.AST] = [function]
+def _places(function: ast.stmt) -> Iterator[tuple[ast.AST, str, int | None, ast.AST, ast.stmt]]:
+    """The nodes of a function, each with the field that holds it and its statement; not what is only said (messages,
+    notes, log lines)."""
+    waiting: list[tuple[ast.AST, ast.stmt]] = [(function, function)]
     while waiting:
-        node = waiting.pop(0)
+        node, statement = waiting.pop(0)
         for field, value in ast.iter_fields(node):
             if field in ("annotation", "returns", "decorator_list", "type_params"):
                 continue
             for index, child in enumerate(value) if isinstance(value, list) else ((None, value),):
                 if not isinstance(child, ast.AST) or isinstance(child, (ast.JoinedStr, ast.Raise)) or _only_says(child):
                     continue
-                yield node, field, index, child
-                waiting.append(child)
+                inner = child if isinstance(child, ast.stmt) else statement
+                yield node, field, index, child, inner
+                waiting.append((child, inner))
+
+
+def _lines(statement: ast.stmt) -> range:
+    body = getattr(statement, "body", None)
+    end = body[0].lineno - 1 if body else statement.end_lineno or 0
+    return range(statement.lineno, max(end, statement.lineno) + 1)
 
 
 def _only_says(node: ast.AST) -> bool:
@@ -189,7 +194,7 @@ def _only_says(node: ast.AST) -> bool:
     return isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "log"
 
 
-def _functions(tree: ast.AST, path: str = "") -> Iterator[tuple[str, ast.AST]]:
+def _functions(tree: ast.AST, path: str = "") -> Iterator[tuple[str, ast.stmt]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield f"{path}{node.name}", node
@@ -204,9 +209,9 @@ def mutants_of(file: str) -> list[Mutant]:
     found: list[Mutant] = []
     seen: dict[str, int] = {}
     for name, function in _functions(tree):
-        for parent, field, index, node in list(_places(function)):
+        for parent, field, index, node, statement in list(_places(function)):
             for other in _changes(node):
-                mutant = _made(path, file, tree, (name, function), (parent, field, index, node, other))
+                mutant = _made(path, file, tree, (name, function), (parent, field, index, node, other, statement))
                 if mutant is not None:
                     number = seen.get(mutant.name, 0)
                     seen[mutant.name] = number + 1
@@ -215,7 +220,7 @@ def mutants_of(file: str) -> list[Mutant]:
 
 
 def _made(path: Path, file: str, tree: ast.Module, of: tuple[str, Any], change: tuple[Any, ...]) -> Mutant | None:
-    parent, field, index, node, other = change
+    parent, field, index, node, other, statement = change
     name, function = of
     before = _short(node)
     ast.copy_location(other, node)
@@ -231,7 +236,8 @@ def _made(path: Path, file: str, tree: ast.Module, of: tuple[str, Any], change: 
         return None
     finally:
         setattr(parent, field, held) if index is None else _put(parent, field, index, node)
-    return None if code is None else Mutant(file, name, before, after, 0, getattr(node, "lineno", 0), code, defaults)
+    line = getattr(node, "lineno", 0)
+    return None if code is None else Mutant(file, name, before, after, 0, line, _lines(statement), code, defaults)
 
 
 def _defaults(arguments: ast.arguments) -> tuple[list[CodeType], dict[str, CodeType]]:
@@ -285,11 +291,91 @@ def function_of(mutant: Mutant) -> FunctionType | None:
 # -- trying them -----------------------------------------------------------------------------------------------------
 
 
-class _Runner:
-    """Collects the tests of an area once, then tries mutants in forked children."""
+class Reach(NamedTuple):
+    """Which tests, by their number, come by a line of a file or call a function; and how long each of them takes."""
 
-    def __init__(self, mutants: list[Mutant], verdict: Callable[[Mutant, str], None]) -> None:
+    lines: dict[str, list[int]]
+    functions: dict[str, list[int]]
+    """For defaults, and for tests that trace lines themselves: of those only the functions are known."""
+    tracing: list[int]
+    cost: list[float]
+
+    def tests(self, mutant: Mutant, first: list[int], seconds: float) -> list[int]:
+        """Those that could notice: the *first*, then the quickest, as many as took so many seconds without it."""
+        called = self.functions.get(f"{mutant.file} {mutant.function}", [])
+        if mutant.defaults is not None:
+            found = set(called)
+        else:
+            found = set(called).intersection(self.tracing)
+            for line in mutant.lines:
+                found.update(self.lines.get(f"{mutant.file} {line}", ()))
+        ordered = sorted(found, key=lambda test: (test not in first, self.cost[test]))
+        until = accumulate(self.cost[test] for test in ordered)
+        return [test for test, spent in zip(ordered, until, strict=True) if spent <= seconds or test == ordered[0]]
+
+
+class _Trial:
+    """A mutant that is tried: a child that tells which test it runs."""
+
+    def __init__(self, mutant: Mutant, tests: list[int], reach: Reach, run: Callable[[int], bool]) -> None:
+        self.mutant = mutant
+        self._tests = tests
+        self._reach = reach
+        self._at = 0
+        self._told, tell = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            with suppress(BaseException):
+                os._exit(1 if self._fails(run, tell) else 0)
+            os._exit(1)
+        os.close(tell)
+        os.set_blocking(self._told, False)
+        self.ended = os.pidfd_open(self.child)
+        self._extend()
+
+    def _fails(self, run: Callable[[int], bool], tell: int) -> bool:
+        function = function_of(self.mutant)
+        assert function is not None
+        self.mutant.plant(function)
+        for number in self._tests:
+            if run(number):
+                return True
+            os.write(tell, b".")
+        return False
+
+    def _extend(self) -> None:
+        test = self._tests[min(self._at, len(self._tests) - 1)]
+        self._deadline = time.monotonic() + _LIMIT_S + 3 * self._reach.cost[test]
+
+    def verdict(self) -> tuple[str, int | None] | None:
+        """How it ended, and the test that failed; None while it runs."""
+        with suppress(BlockingIOError):
+            if passed := os.read(self._told, 65536):
+                self._at += len(passed)
+                self._extend()
+        over = bool(select.select([self.ended], [], [], 0)[0])
+        late = not over and time.monotonic() > self._deadline
+        if not over and not late:
+            return None
+        if late:
+            os.kill(self.child, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(self.child, 0)[1])
+        os.close(self.ended)
+        os.close(self._told)
+        if not late and status == 0:
+            return "survived", None
+        return "killed by time" if late else "killed", self._tests[min(self._at, len(self._tests) - 1)]
+
+
+class _Runner:
+    """Collects the tests of some files once, then tries mutants in forked children, some at a time."""
+
+    def __init__(
+        self, mutants: list[Mutant], verdict: Callable[[Mutant, str], None], jobs: int, seconds: float
+    ) -> None:
         self._mutants = mutants
+        self._jobs = jobs
+        self._seconds = seconds
         self._verdict = verdict
         self._failed = False
 
@@ -298,42 +384,42 @@ class _Runner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        reached = self._reached(session)
-        for mutant in self._mutants:
-            function = function_of(mutant)
-            known = () if function is None else reached.get(mutant.function, ())
-            tests = [session.items[number] for number in known]
-            if function is None or not tests:
-                self._verdict(mutant, "not reached")
-                continue
-            self._verdict(mutant, self._try(tests, partial(mutant.plant, function)))
+        reach = self._reached(session)
+        waiting = self._mutants[::-1]
+        good: dict[str, list[int]] = {}  # by function: the tests that found the last mutants of it
+        trials: list[_Trial] = []
+        while waiting or trials:
+            while waiting and len(trials) < self._jobs:
+                mutant = waiting.pop()
+                tests = reach.tests(mutant, good.get(mutant.function, []), self._seconds)
+                if not tests or function_of(mutant) is None:
+                    self._verdict(mutant, "not reached")
+                    continue
+                trials.append(_Trial(mutant, tests, reach, partial(self._run, session.items)))
+            select.select([trial.ended for trial in trials], [], [], 0.5)
+            for trial in list(trials):
+                if (verdict := trial.verdict()) is not None:
+                    trials.remove(trial)
+                    how, test = verdict
+                    if test is not None:
+                        known = good.setdefault(trial.mutant.function, [])
+                        good[trial.mutant.function] = [test, *(other for other in known if other != test)][:8]
+                    self._verdict(trial.mutant, how)
         return True
 
-    def _try(self, tests: list[Any], plant: Callable[[], None]) -> str:
-        child = os.fork()
-        if child == 0:
-            with suppress(BaseException):
-                plant()
-                os._exit(1 if self._fails(tests) else 0)
-            os._exit(1)
-        return _ended(child, _LIMIT_S)
+    def _run(self, items: list[Any], number: int) -> bool:
+        """Run a test; did it fail?"""
+        items[number].config.hook.pytest_runtest_protocol(item=items[number], nextitem=None)
+        return self._failed
 
-    def _fails(self, tests: list[Any]) -> bool:
-        for test, following in zip(tests, [*tests[1:], None], strict=True):
-            test.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
-            if self._failed:
-                return True
-        return False
-
-    def _reached(self, session: pytest.Session) -> dict[str, list[int]]:
-        """By function: the tests that call it, the quickest first. Found in a child, as all tests are run."""
-        files = {str(SOURCE / mutant.file) for mutant in self._mutants}
+    def _reached(self, session: pytest.Session) -> Reach:
+        """Found in a child, as all tests are run."""
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reader)
             with suppress(BaseException), open(writer, "w") as out:  # noqa: PTH123 - a descriptor
-                json.dump(self._watch(session.items, files), out)
+                json.dump(self._watch(session.items), out)
                 out.flush()
                 os._exit(0)
             os._exit(1)
@@ -343,52 +429,60 @@ class _Runner:
         os.waitpid(child, 0)
         if not text:
             raise RuntimeError("The tests fail without a mutant.")
-        found: dict[str, list[int]] = json.loads(text)
-        return found
+        return Reach(*json.loads(text))
 
-    def _watch(self, items: list[Any], files: set[str]) -> dict[str, list[int]]:
-        taken: dict[str, list[tuple[float, int]]] = {}
+    def _watch(self, items: list[Any]) -> Reach:
+        names = {str(SOURCE / mutant.file): mutant.file for mutant in self._mutants}
+        reach = Reach({}, {}, [], [])
         for number, item in enumerate(items):
-            seen: set[CodeType] = set()
-
-            def called(frame: Any, event: str, arg: Any, seen: set[CodeType] = seen) -> None:
-                if event == "call":
-                    seen.add(frame.f_code)
-
             began = time.perf_counter()
-            sys.setprofile(called)
-            threading_profile(called)
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-            sys.setprofile(None)
-            threading_profile(None)
-            if self._failed:
+            with _Watched(names, sys.settrace, threading.settrace, sys.gettrace) as watched:
+                failed = self._run(items, number)
+            reach.cost.append(time.perf_counter() - began)
+            if watched.replaced:
+                reach.tracing.append(number)
+                with _Watched(names, sys.setprofile, threading.setprofile, sys.getprofile) as watched:
+                    failed = failed or self._run(items, number)
+            if failed:
                 os.write(2, f"fails without a mutant: {item.nodeid}\n".encode())
                 os._exit(1)
-            cost = time.perf_counter() - began
-            for name in {code.co_qualname for code in seen if code.co_filename in files}:
-                outer = name.partition(".<locals>")[0]
-                taken.setdefault(outer, []).append((cost, number))
-        return {name: [number for _, number in sorted(set(tests))] for name, tests in taken.items()}
+            for line in watched.lines:
+                reach.lines.setdefault(line, []).append(number)
+            for function in watched.functions:
+                reach.functions.setdefault(function, []).append(number)
+        return reach
 
 
-def threading_profile(function: Any) -> None:
-    """Watch threads that are started from now on, too."""
-    import threading
+class _Watched:
+    """Notes the lines and functions of some files that run, on every thread that starts meanwhile."""
 
-    threading.setprofile(function)
+    def __init__(self, names: dict[str, str], here: Any, there: Any, now: Callable[[], Any]) -> None:
+        self._names = names
+        self._here, self._there, self._now = here, there, now
+        self._mine = self._saw
+        self.lines: set[str] = set()
+        self.functions: set[str] = set()
+        self.replaced = False
 
+    def __enter__(self) -> Self:
+        self._there(self._mine)
+        self._here(self._mine)
+        return self
 
-def _ended(child: int, seconds: float) -> str:
-    """How a child ended: ``killed`` (a test failed), ``killed by time``, or ``survived``."""
-    descriptor = os.pidfd_open(child)
-    try:
-        ready = select.select([descriptor], [], [], seconds)[0]
-        if not ready:
-            os.kill(child, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    finally:
-        os.close(descriptor)
-    return "killed by time" if not ready else "survived" if status == 0 else "killed"
+    def __exit__(self, *raised: object) -> None:
+        self.replaced = self._now() is not self._mine
+        self._here(None)
+        self._there(None)
+
+    def _saw(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
+        code = frame.f_code
+        name = self._names.get(code.co_filename)
+        if name is None:
+            return None
+        if event == "call":
+            self.functions.add(f"{name} {code.co_qualname.partition('.<locals>')[0]}")
+        self.lines.add(f"{name} {frame.f_lineno}")
+        return self._mine
 
 
 def explained() -> set[str]:
@@ -398,49 +492,71 @@ def explained() -> set[str]:
     return set(re.findall(r"^\| `([^`]+)` \|", EXPLAINED.read_text(encoding="utf-8"), re.MULTILINE))
 
 
-def try_area(file: str, said: Callable[[str], None], known: set[str], every: int = 1) -> dict[str, Any]:
-    """Try the mutants of one file; *every*: only each so many of them."""
-    mutants = mutants_of(file)[::every]
-    counts = dict.fromkeys(("killed", "killed by time", "survived", "explained", "not reached"), 0)
-    survivors: list[str] = []
-    began = time.monotonic()
+def try_files(
+    files: list[str], tests: list[str], said: Callable[[str], None], options: argparse.Namespace
+) -> dict[str, dict[str, Any]]:
+    """Try the mutants of files."""
+    known = explained()
+    mutants = [mutant for file in files for mutant in mutants_of(file)[:: options.every]]
+    if options.survivors:
+        last = json.loads(options.survivors.read_text())
+        mutants = [mutant for mutant in mutants if mutant.name in last[mutant.file]["survivors"]]
+    left = Counter(mutant.file for mutant in mutants)
+    kinds = ("killed", "killed by time", "survived", "explained", "not reached")
+    results: dict[str, dict[str, Any]] = {
+        file: {"mutants": left[file], **dict.fromkeys(kinds, 0), "survivors": [], "score": 100.0} for file in files
+    }
 
     def verdict(mutant: Mutant, how: str) -> None:
+        found = results[mutant.file]
         if how in ("survived", "not reached") and mutant.name in known:
             how = "explained"
-        counts[how] += 1
+        found[how] += 1
         if how in ("survived", "not reached"):
-            survivors.append(mutant.name)
+            found["survivors"].append(mutant.name)
             said(f"    {how}: {mutant.name} (line {mutant.line})")
+        left[mutant.file] -= 1
+        if not left[mutant.file]:
+            counted = found["mutants"] - found["explained"]
+            found["score"] = 100.0 * (found["killed"] + found["killed by time"]) / counted if counted else 100.0
+            numbers = ", ".join(f"{found[kind]} {kind}" for kind in kinds)
+            said(f"  {mutant.file}: {found['score']:.1f} % of {found['mutants']} mutants: {numbers}")
 
     gc.freeze()
-    options = ["-q", "-x", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=0", "--no-header", *AREAS[file]]
+    asked = [
+        "-q",
+        "-x",
+        "-s",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--timeout=0",
+        "--no-header",
+        *_SERVERLESS,
+        *tests,
+    ]
     with redirect_stdout(StringIO()) as output:
-        code = pytest.main(options, plugins=[_Runner(mutants, verdict)])
+        code = pytest.main(asked, plugins=[_Runner(mutants, verdict, options.jobs, options.seconds)])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise RuntimeError(f"{file}: {output.getvalue()[-2000:]}")
-    killed = counts["killed"] + counts["killed by time"]
-    counted = len(mutants) - counts["explained"]
-    score = 100.0 * killed / counted if counted else 100.0
-    return {
-        "mutants": len(mutants),
-        **counts,
-        "score": score,
-        "seconds": time.monotonic() - began,
-        "survivors": survivors,
-    }
+        raise RuntimeError(f"{', '.join(files)}: {output.getvalue()[-2000:]}")
+    return results
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the score of each file; 1 if one is below the goal."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--only", default="", help="some files, with commas between: decide/claim.py,keys.py")
+    parser.add_argument("--tests", default="", help=f"other tests than {', '.join(TESTS)}, with commas between")
     parser.add_argument("--every", type=int, default=1, help="only each so many mutants: a sample (default: 1)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many mutants at a time")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of tests for each mutant at most (default: 15)")
+    parser.add_argument("--survivors", type=Path, help="only those of this result, which --out wrote")
     parser.add_argument("--goal", type=float, default=95.0, help="the least score in percent (default: 95)")
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     options = parser.parse_args(arguments)
-    chosen = options.only.split(",") if options.only else list(AREAS)
-    known, results, low = explained(), {}, []
+    chosen = options.only.split(",") if options.only else list(FILES)
+    tests = options.tests.split(",") if options.tests else list(TESTS)
     real = sys.stdout
 
     def said(text: str) -> None:
@@ -450,17 +566,12 @@ def main(arguments: list[str] | None = None) -> int:
     calm = settings(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     settings.register_profile("mutation", calm)
     os.environ["HYPOTHESIS_PROFILE"] = "mutation"  # a loaded machine is no mistake
-    for file in chosen:
-        said(f"{file}: {', '.join(AREAS[file])}")
-        found = results[file] = try_area(file, said, known, options.every)
-        numbers = ", ".join(
-            f"{found[name]} {name}" for name in ("killed", "killed by time", "survived", "explained", "not reached")
-        )
-        said(f"  {found['score']:.1f} % of {found['mutants']} mutants: {numbers}; {found['seconds']:.0f} s")
-        if found["score"] < options.goal:
-            low.append(file)
+    began = time.monotonic()
+    results = try_files(chosen, tests, said, options)
+    said(f"{sum(found['mutants'] for found in results.values())} mutants in {time.monotonic() - began:.0f} s")
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n")
+    low = [file for file in chosen if results[file]["score"] < options.goal]
     said(f"below {options.goal:g} %: {', '.join(low) or 'none'}")
     return 1 if low else 0
 
