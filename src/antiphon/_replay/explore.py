@@ -7,14 +7,12 @@ order; then again for idempotent tools); a call equal after white space is norma
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from antiphon._lineage import origin_var, outside
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
-from antiphon.canonical import canonical_json
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live
 from antiphon.errors import MaskedArgument, ReplayMiss
@@ -60,14 +58,14 @@ class ExploreInvoker:
         table: BoundaryTable,
         *,
         reviewed: Mapping[str, bool],
-        schemas: Mapping[str, Mapping[str, Any]] = {},
-        embedder: Any = None,
-        threshold: float = 0.85,
-        exact_only: bool = False,
-        rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
-        llm: Callable[[dict[str, Any]], Any] | None = None,
-        fork_at: int | None = None,
-        realtime: bool = False,
+        schemas: Mapping[str, Mapping[str, Any]],
+        embedder: Any,
+        threshold: float,
+        exact_only: bool,
+        rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None,
+        llm: Callable[[dict[str, Any]], Any] | None,
+        fork_at: int | None,
+        realtime: bool,
     ) -> None:
         self._recording = recording
         self._table = table
@@ -82,7 +80,6 @@ class ExploreInvoker:
         self._index: SemanticIndex[RecordedCall] = SemanticIndex(embedder, threshold)
         self._indexed: set[str] = set()
         self._queues: dict[tuple[str, str], list[RecordedCall]] = {}
-        self._loose: dict[tuple[str, str], list[RecordedCall]] = {}
         self._fresh: dict[tuple[str, str], Answer] = {}
         self._models: dict[str, list[RecordedCall]] = {}
         self._asked: dict[str, int] = {}
@@ -218,7 +215,7 @@ class ExploreInvoker:
             self._check(call)
             self.live_models += 1
             return None
-        found = found or self._next(call)
+        found = found or self._next(call, again=False)
         if found is None:
             raise ReplayMiss(
                 "The model is frozen and the recording has no answer for this request.",
@@ -235,9 +232,7 @@ class ExploreInvoker:
         reviewed = self._reviewed.get(short, self._reviewed.get(call.name))
         idempotent = spec is not None and spec.idempotent
         exact = self._next(call, again=idempotent)
-        verdict = may_run_live(
-            spec, reviewed, "explore", self._table, name=call.name, kind=call.kind, recorded=exact is not None
-        )
+        verdict = may_run_live(spec, reviewed, rule, recorded=exact is not None)
         if verdict.allowed and rule.mode == "live" and not self._before_fork(exact):
             self._go_live(call)
             return None
@@ -278,7 +273,7 @@ class ExploreInvoker:
         outcome = str(payload.get("outcome", "ok"))
         self._fresh[(name, digest)] = Answer(outcome, payload.get("value"), payload.get("error"), source="kept")
 
-    def _next(self, call: Invocation, *, again: bool = False) -> RecordedCall | None:
+    def _next(self, call: Invocation, *, again: bool) -> RecordedCall | None:
         queue = self._queues.get((call.name, call.digest), [])
         fresh = next((found for found in queue if not found.used), None)
         return fresh or (queue[-1] if again and queue else None)
@@ -293,16 +288,12 @@ class ExploreInvoker:
 
     def _alike(self, call: Invocation, short: str) -> RecordedCall | None:
         self._prepare(call.name, call.spec)
-        normal = self._loose.get((call.name, _normal_digest(call.arguments)), [])
-        found = next((recorded for recorded in normal if not recorded.used), None)
-        score = 1.0
-        if found is None:
-            hits = [hit for hit in self._index.find(call.name, call.arguments) if not hit.ref.used]
-            if not hits:
-                return None
-            found, score = hits[0].ref, hits[0].match.score
+        hits = [hit for hit in self._index.find(call.name, call.arguments) if not hit.ref.used]
+        if not hits:
+            return None
+        found, match = hits[0]
         recorded = self._recording.arguments(found)
-        self.semantic.append(SemanticHit(short, recorded, call.arguments, score, found.started))
+        self.semantic.append(SemanticHit(short, recorded, call.arguments, match.score, found.started))
         return found
 
     def _prepare(self, name: str, spec: ToolSpec | None) -> None:
@@ -313,9 +304,7 @@ class ExploreInvoker:
         if spec is not None or schema is not None:
             self._index.declare(name, schema, spec.exact if spec is not None else ())
         for recorded in self._recording.by_name.get(name, []):
-            arguments = self._recording.arguments(recorded)
-            self._index.add(name, arguments, recorded)
-            self._loose.setdefault((name, _normal_digest(arguments)), []).append(recorded)
+            self._index.add(name, self._recording.arguments(recorded), recorded)
 
 
 def _given(name: str, answer: Answer) -> Answer:
@@ -323,20 +312,6 @@ def _given(name: str, answer: Answer) -> Answer:
     if why is not None:
         raise ReplayMiss(f"The recording has no answer for {name}: {why}.", hint=f"Allow it with: --live {name}")
     return answer
-
-
-def _normal_digest(arguments: Any) -> str:
-    return hashlib.sha256(canonical_json(_normal(arguments))).hexdigest()
-
-
-def _normal(value: Any) -> Any:
-    if isinstance(value, str):
-        return " ".join(value.split())
-    if isinstance(value, dict):
-        return {name: _normal(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_normal(item) for item in value]
-    return value
 
 
 def _fault(rule: BoundaryRule) -> Answer:

@@ -1,17 +1,16 @@
-"""May this tool run live in a replay? Suggestions from words, and the rule that decides (K4, K6, D12, D20, L6).
+"""May this tool run live in an exploring replay? What its words suggest, and what decides (K4, K6, D12, D20, L6).
 
 A suggestion is made for a person to review. What decides is, in this order:
 
 | # | situation                                             | may it run live?                       |
 |---|-------------------------------------------------------|----------------------------------------|
-| 1 | strict replay                                         | no                                     |
-| 2 | the boundary is ``static`` or ``fault``               | no                                     |
-| 3 | declared ``effect="write"``                           | no, whatever the file says             |
-| 4 | the file says ``false``                               | no, whatever the tool declares         |
-| 5 | ``idempotent=False`` without ``effect="read"``        | no: to run it again is what hurts      |
-| 6 | neither declared ``read`` nor ``true`` in the file    | no: unknown tools are side effects     |
-| 7 | ``frozen``, and the call is in the recording          | no: the recorded result is returned    |
-| 8 | otherwise                                             | yes                                    |
+| 1 | the boundary is ``static`` or ``fault``               | no                                     |
+| 2 | declared ``effect="write"``                           | no, whatever the file says             |
+| 3 | the file says ``false``                               | no, whatever the tool declares         |
+| 4 | ``idempotent=False`` without ``effect="read"``        | no: to run it again is what hurts      |
+| 5 | neither declared ``read`` nor ``true`` in the file    | no: unknown tools are side effects     |
+| 6 | ``frozen``, and the call is in the recording          | no: the recorded result is returned    |
+| 7 | otherwise                                             | yes                                    |
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from antiphon.errors import InvalidInput
 
 Boundary = Literal["frozen", "live", "static", "fault"]
 Fault = Literal["timeout", "rate_limited", "malformed", "refusal"]
-ReplayMode = Literal["strict", "explore"]
 
 SIDE_EFFECT_WORDS = ("update", "send", "write", "delete", "email", "payment", "purchase", "post", "create")
 SAFE_WORDS = ("read", "get", "search", "find", "list", "fetch")
@@ -154,22 +152,10 @@ TOOLS_LIVE = BoundaryTable(rules=(BoundaryRule(match="tool", mode="live"), Bound
 """The recorded model, safe tools live (tests the code)."""
 
 
-def may_run_live(
-    spec: ToolSpec | None,
-    yaml_value: bool | None,
-    mode: ReplayMode,
-    table: BoundaryTable = ALL_FROZEN,
-    *,
-    name: str = "",
-    kind: str = "tool",
-    recorded: bool = False,
-) -> Verdict:
-    """Decide for one call. *yaml_value*: the reviewed entry, ``None`` if there is none. *recorded*: the
-    recording has an answer for the call.
+def may_run_live(spec: ToolSpec | None, yaml_value: bool | None, rule: BoundaryRule, *, recorded: bool) -> Verdict:
+    """Decide for one call of an exploring replay: a strict one runs nothing. *yaml_value*: the reviewed entry, ``None``
+    if there is none. *rule*: the table's for this call. *recorded*: the recording has an answer for it.
     """
-    if mode == "strict":
-        return Verdict(False, "strict replay never runs a tool")
-    rule = table.rule(kind, name or (spec.name if spec is not None else ""))
     if rule.mode in ("static", "fault"):
         return Verdict(False, f"the boundary is answered by a {rule.mode} rule")
     effect = spec.effect if spec is not None else None

@@ -21,7 +21,6 @@ from antiphon.decide.effects import (
     TOOLS_LIVE,
     BoundaryRule,
     BoundaryTable,
-    Fault,
     block_message,
     may_run_live,
     suggest,
@@ -209,17 +208,11 @@ def test_d20_a_namespace_may_be_left_out(match: str, name: str, fits: bool) -> N
     assert BoundaryRule(match=match, mode="live").fits("tool", name) is fits
 
 
-def test_d20_a_rule_for_the_tool_that_is_called() -> None:
-    table = BoundaryTable(rules=(BoundaryRule(match="tool:tool", mode="static"),))
+def test_d20_why_a_safe_call_is_made() -> None:
     read = spec(effect="read")
-    assert not may_run_live(read, None, "explore", table).allowed
-    assert may_run_live(read, None, "explore", table, name="other").allowed
-    assert not may_run_live(None, True, "explore", table, name="tool").allowed
-    assert may_run_live(None, True, "explore", table).allowed
-    everything = BoundaryTable(rules=(BoundaryRule(match="tool:", mode="static"),))
-    assert not may_run_live(None, True, "explore", everything).allowed
-    assert may_run_live(read, None, "explore", TOOLS_LIVE) == (True, "safe: live by the table")
-    assert may_run_live(read, None, "explore", MODEL_LIVE) == (True, "safe, and not in the recording")
+    live, frozen = TOOLS_LIVE.rule("tool", "t"), MODEL_LIVE.rule("tool", "t")
+    assert may_run_live(read, None, live, recorded=False) == (True, "safe: live by the table")
+    assert may_run_live(read, None, frozen, recorded=False) == (True, "safe, and not in the recording")
 
 
 def test_d20_table_has_a_wire_form() -> None:
@@ -234,68 +227,56 @@ SPECS = [None, *(spec(idempotent=i, effect=e) for i in (True, False) for e in (N
 MODES = ("frozen", "live", "static", "fault")
 
 
-def table_of(mode: Any) -> BoundaryTable:
-    fault: Fault | None = "timeout" if mode == "fault" else None
-    return BoundaryTable(rules=(BoundaryRule(match="tool", mode=mode, fault=fault),))
+def rule_of(mode: Any) -> BoundaryRule:
+    return BoundaryRule(match="tool", mode=mode, fault="timeout" if mode == "fault" else None)
 
 
-def may(tool: ToolSpec | None, yaml: bool | None, mode: Any, boundary: str, recorded: bool) -> bool:
-    return may_run_live(tool, yaml, mode, table_of(boundary), name="tool", recorded=recorded).allowed
+def may(tool: ToolSpec | None, yaml: bool | None, boundary: str, recorded: bool) -> bool:
+    return may_run_live(tool, yaml, rule_of(boundary), recorded=recorded).allowed
 
 
 def check_the_whole_table() -> None:
-    for tool, yaml, mode, boundary, recorded in product(
-        SPECS, (None, True, False), ("strict", "explore"), MODES, (True, False)
-    ):
-        allowed = may(tool, yaml, mode, boundary, recorded)
+    for tool, yaml, boundary, recorded in product(SPECS, (None, True, False), MODES, (True, False)):
+        allowed = may(tool, yaml, boundary, recorded)
         declared = tool.effect if tool is not None else None
         side_effect = declared == "write" or yaml is False or (declared is None and yaml is None)
         repeat_hurts = tool is not None and not tool.idempotent and declared != "read"
         expected = (
-            mode == "explore"
-            and boundary in ("frozen", "live")
+            boundary in ("frozen", "live")
             and not side_effect
             and not repeat_hurts
             and not (boundary == "frozen" and recorded)
         )
-        assert allowed == expected, (tool, yaml, mode, boundary, recorded)
+        assert allowed == expected, (tool, yaml, boundary, recorded)
 
 
 def test_the_whole_table() -> None:
     check_the_whole_table()
 
 
-def test_strict_never_runs_a_tool() -> None:
-    for tool, yaml, boundary in product(SPECS, (None, True, False), MODES):
-        assert not may(tool, yaml, "strict", boundary, False)
-
-
 def test_k6_side_effect_tools_never_run_live() -> None:
     for yaml, boundary, recorded in product((None, True, False), MODES, (True, False)):
-        assert not may(spec(effect="write"), yaml, "explore", boundary, recorded)
-        assert not may(spec(idempotent=False), yaml, "explore", boundary, recorded)
-        assert not may(None, False, "explore", boundary, recorded)
+        assert not may(spec(effect="write"), yaml, boundary, recorded)
+        assert not may(spec(idempotent=False), yaml, boundary, recorded)
+        assert not may(None, False, boundary, recorded)
 
 
 def test_d12_unknown_tool_without_an_entry_is_blocked() -> None:
-    verdict = may_run_live(None, None, "explore", TOOLS_LIVE, name="mystery")
+    verdict = may_run_live(None, None, rule_of("live"), recorded=False)
     assert not verdict.allowed
     assert "unknown" in verdict.reason
 
 
 def test_k4_safe_tool_runs_when_the_recording_has_no_answer() -> None:
-    reads = spec(effect="read")
-    assert may_run_live(reads, None, "explore", MODEL_LIVE).allowed
-    assert not may_run_live(reads, None, "explore", MODEL_LIVE, recorded=True).allowed
+    assert may(spec(effect="read"), None, "frozen", False)
+    assert not may(spec(effect="read"), None, "frozen", True)
 
 
 def test_l6_nondeterministic_tool_is_reissued_only_if_safe_and_live() -> None:
     dice = spec(effect="read", nondeterministic=True)
-    assert not may_run_live(dice, True, "strict", TOOLS_LIVE, recorded=True).allowed
-    assert not may_run_live(dice, True, "explore", MODEL_LIVE, recorded=True).allowed
-    assert may_run_live(dice, True, "explore", TOOLS_LIVE, recorded=True).allowed
-    writes = spec(effect="write", nondeterministic=True)
-    assert not may_run_live(writes, True, "explore", TOOLS_LIVE, recorded=True).allowed
+    assert not may(dice, True, "frozen", True)
+    assert may(dice, True, "live", True)
+    assert not may(spec(effect="write", nondeterministic=True), True, "live", True)
 
 
 def test_planted_bug_trusting_the_file_over_the_declaration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
