@@ -92,18 +92,18 @@ def test_a_model_that_is_given_and_fails_is_counted() -> None:
 
 @pytest.mark.parametrize("given", [False, True], ids=["its own model", "a model that is given"])
 def test_other_requests_are_compared_turn_by_turn(given: bool) -> None:
-    agent = Agent(YES, NO, YES)
+    agent = Agent(YES, NO, YES, YES)
     run = agent.record()
     ends = [event.seq for event in run.events() if event.type == "call.finished"]
     agent.style = "at length"
-    answers = [YES, NO, NO]
+    answers = [YES, NO, YES, NO]
 
     def model(body: Any) -> Any:
         return answers[int(body["messages"][-1]["content"][-1])]
 
     agent.answers = answers
     report = agent.explore(run, llm=model) if given else agent.explore(run)
-    assert agent.refused_at(report) == [ends[2]]
+    assert agent.refused_at(report) == [ends[3]]
 
 
 def test_an_equal_request_is_compared_with_its_own_answer_whatever_its_turn() -> None:
@@ -152,8 +152,8 @@ def test_a_pseudonym_is_not_sent_to_a_model() -> None:
         assert ("masked_argument" in str(report.to_wire().get("error"))) is masked
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_nothing_is_made_live_after_the_end_of_the_replay(asynchronous: bool) -> None:
+@pytest.mark.parametrize("given", [False, True])
+def test_nothing_is_made_live_after_the_end_of_the_replay(given: bool) -> None:
     agent = Agent(YES)
     go, ended = threading.Event(), threading.Event()
     late: list[Any] = []
@@ -180,7 +180,7 @@ def test_nothing_is_made_live_after_the_end_of_the_replay(asynchronous: bool) ->
         return main()
 
     run = agent.record(main)
-    agent.explore(run, leaves_a_thread, llm=(lambda body: YES) if asynchronous else None)
+    agent.explore(run, leaves_a_thread, llm=(lambda body: YES) if given else None)
     go.set()
     assert ended.wait(20)
     assert late[0] == 1
@@ -214,3 +214,18 @@ def test_a_model_by_rule_is_not_asked() -> None:
     assert report["outputsB"] == [["static"]]
     assert agent.asked == 0
     assert report["liveModelCalls"] == 0
+
+
+def test_a_prompt_that_changed_is_named() -> None:
+    agent = Agent(YES)
+    template = "Be brief, {who}"
+
+    def main() -> Any:
+        antiphon.current_run().prompt("system", template, {"who": "agent"})
+        return agent.main()
+
+    run = agent.record(main)
+    assert "prompt" not in agent.explore(run, main)["changes"]
+    template = "Be careful, {who}"
+    changed = agent.explore(run, main)["changes"]["prompt"]
+    assert changed == {"system": {"artifact": "Be brief, {who}", "current": "Be careful, {who}"}}
