@@ -162,8 +162,9 @@ def _settle_as(call: GuardedCall, settlement: Settlement) -> Step:
 
 
 def not_dispatched(call: GuardedCall) -> Settlement:
-    """Nothing was sent: the next call may run."""
-    return Settlement("cancelled", call.plan.tool.ttl.failed_ms, attempts=call.attempts, dispatched=False)
+    """Nothing was sent: the next call may run. The record keeps out a request that is still under way."""
+    ttl_ms = max(call.plan.tool.ttl.failed_ms, int(_UNDER_WAY_S * 1000))
+    return Settlement("cancelled", ttl_ms, attempts=call.attempts, dispatched=False)
 
 
 def unknown(call: GuardedCall, why: str) -> Settlement:
@@ -251,12 +252,15 @@ def leave(call: GuardedCall, settlement: Settlement, taken: int = 0, after_s: fl
 def keep_out(call: GuardedCall, found: Existing) -> None:
     """See to it that a request for a claim which is still under way finds no room, nor leaves a claim to nobody.
 
-    The record of another keeps it out. Should that expire soon, the process's own thread takes its place then.
+    The record of another keeps it out. Should that expire soon, the process's own thread takes its place then. One in
+    flight may be settled at once.
     """
-    now, left_s = call.plan.monotonic(), (found.current.expires_at_ms - found.now_ms) / 1000
+    plan, now = call.plan, call.plan.monotonic()
+    in_flight = found.current.state == "inflight"
+    left_ms = min(plan.ttl_ms, plan.tool.ttl.failed_ms) if in_flight else found.current.expires_at_ms - found.now_ms
     since = call.started if call.extras.left else now
-    if found.current.state != "inflight" and now + left_s < since + _UNDER_WAY_S:
-        leave(call, not_dispatched(call), after_s=left_s)
+    if now + left_ms / 1000 < since + _UNDER_WAY_S:
+        leave(call, not_dispatched(call), after_s=left_ms / 1000)
 
 
 def stands(call: GuardedCall, reply: Existing | None) -> Step:

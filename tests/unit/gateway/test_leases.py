@@ -59,7 +59,7 @@ def test_without_renewal_the_claim_would_be_lost(monkeypatch: pytest.MonkeyPatch
     thread.result()
 
 
-def test_a_missed_renewal_is_tried_again_until_the_lease_is_over() -> None:
+def test_a_missed_renewal_is_tried_again_until_the_lease_is_over(caplog: pytest.LogCaptureFixture) -> None:
     store = Faulty()
     rig = Rig(store=store)
     store.inner = type(store.inner)(clock=rig.clock)
@@ -67,6 +67,7 @@ def test_a_missed_renewal_is_tried_again_until_the_lease_is_over() -> None:
     store.fail("renew")
     rig.clock.advance(1.1)
     look(rig)
+    assert "lease of tools/send not renewed, will try again" in caplog.text
     rig.clock.advance(0.3)
     store.broken.clear()
     look(rig)
@@ -108,12 +109,13 @@ def test_renewal_ends_with_the_deadline_and_with_the_cap() -> None:
         thread.result()
 
 
-def test_a_worker_that_slept_through_its_lease_is_fenced() -> None:
+def test_a_worker_that_slept_through_its_lease_is_fenced(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     hold, thread = running(rig, idempotent=True)
     rig.clock.advance(3.1)  # nobody renewed: the process was paused
     assert rig.execute(call_id="c2").content == "again"
     look(rig)
+    assert "lease of tools/send was lost; its result will be fenced" in caplog.text
     assert not rig.gateway._plans.leases._held
     hold.go.set()
     late = thread.result()

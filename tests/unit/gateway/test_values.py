@@ -220,7 +220,19 @@ def test_a_result_that_was_not_recorded_is_never_another_one() -> None:
     assert not report.passed
     assert "it returned a _thread.lock, which cannot be recorded" in report.text()
     recording = load_recording(app, run.manifest)
-    invoker = ExploreInvoker(recording, BoundaryTable(), reviewed={"made": True})
+    invoker = ExploreInvoker(
+        recording,
+        BoundaryTable(),
+        reviewed={"made": True},
+        schemas={},
+        embedder=None,
+        threshold=0.85,
+        exact_only=False,
+        rewrite=None,
+        llm=None,
+        fork_at=None,
+        realtime=False,
+    )
     with using(app), pytest.raises(ReplayMiss, match="cannot be recorded"):
         drive(invoker.answer(_asked_again(recording)))
     assert len(got) == 1, "a replay may not hand out anything in its place"

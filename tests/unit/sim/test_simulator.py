@@ -61,6 +61,7 @@ def test_an_attempt_made_after_its_claim_was_lost_stops_nobody() -> None:
     [
         (85087, "a twin in shadow mode asks the store from a thread, and later from a task"),
         (86720, "the request of an interrupted caller arrives when the record that kept it out has expired"),
+        (520923, "the same where that record was in flight and ended"),
         (94326, "a worker that was paused dispatches after others have given up on its claim"),
         (98324, "an attempt that was given up fails for certain while another one may have had its effect"),
         (147560, "a call that began before all is quiet ends long after it"),
@@ -72,6 +73,11 @@ def test_an_attempt_made_after_its_claim_was_lost_stops_nobody() -> None:
 )
 def test_seeds_that_were_broken_once(seed: int, what: str) -> None:
     assert simulate(seed).broken == "", what
+
+
+def test_the_request_of_an_interrupted_caller_arrives_after_its_claim_was_given_back() -> None:
+    """The worker was paused for longer than failures are kept."""
+    assert simulate(520923, without=frozenset(f"call{n}" for n in (0, *range(2, 9), *range(11, 17), 18))).broken == ""
 
 
 def test_the_seeds_reach_what_matters() -> None:
