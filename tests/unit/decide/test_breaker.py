@@ -357,6 +357,27 @@ def test_d8_shorter_retry_after_does_not_shorten_the_pause() -> None:
     assert refusal(breaker, 5.0).retry_after_ms == 5_000
 
 
+def test_after_a_throttle_calls_pass_as_before_and_are_no_probes() -> None:
+    breaker = Breaker()
+    first = permit(breaker, 0.0)
+    breaker.failure(first, 0.0, "rate_only", 10_000)
+    refusal(breaker, 9.9)
+    again = permit(breaker, 10.1)
+    assert not again.probe
+    assert again.epoch == first.epoch
+    assert permit(breaker, 10.2) is again
+    assert fail(breaker, 10.3, breaker.policy.consecutive), "failures count on"
+
+
+def test_a_late_answer_of_an_earlier_time_throttles_nobody() -> None:
+    breaker = Breaker()
+    early = permit(breaker, 0.0)
+    fail(breaker, 0.0, breaker.policy.consecutive)
+    breaker.reset(1.0)
+    assert breaker.failure(early, 2.0, "rate_only", 10_000) == ()
+    assert not permit(breaker, 2.1).probe
+
+
 # -- R9: operators ----------------------------------------------------------------------------------------------
 
 
