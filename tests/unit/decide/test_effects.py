@@ -215,6 +215,34 @@ def test_d20_why_a_safe_call_is_made() -> None:
     assert may_run_live(read, None, frozen, recorded=False) == (True, "safe, and not in the recording")
 
 
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        *((word, True) for word in ("fetches", "searches", "searching", "gets", "getting", "got", "finds", "listed")),
+        *(
+            (word, False)
+            for word in ("updates", "updated", "updating", "writes", "written", "creating", "posts", "sent")
+        ),
+    ],
+)
+def test_d12_words_are_known_in_all_their_forms(name: str, safe: bool) -> None:
+    found = suggest(name)
+    assert (found.safe, found.words) == (safe, (name,))
+
+
+@pytest.mark.parametrize("match", ["llm", "llm:*", "llm:gpt-*"])
+def test_a_model_may_refuse(match: str) -> None:
+    rule = BoundaryRule(match=match, mode="fault", fault="refusal")
+    assert BoundaryTable(rules=(rule,)).rules == (rule,)
+
+
+@pytest.mark.parametrize("match", ["tool", "tool:llm", "mcp:*", "*:search"])
+def test_nothing_else_refuses(match: str) -> None:
+    with pytest.raises(InvalidInput, match="Only models refuse"):
+        BoundaryTable(rules=(BoundaryRule(match=match, mode="fault", fault="refusal"),))
+    assert BoundaryTable(rules=(BoundaryRule(match=match, mode="fault", fault="timeout"),)).rules
+
+
 def test_d20_table_has_a_wire_form() -> None:
     table = BoundaryTable(rules=(BoundaryRule(match="llm", mode="fault", fault="rate_limited"),))
     assert BoundaryTable.from_wire(table.to_wire()) == table
