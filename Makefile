@@ -53,7 +53,7 @@ prove: compiled ## check every promise: 200,000 schedules, planted bugs, 156 kil
 	$(PY) -m scripts.prove --out docs/explanation/proof.json
 	$(PY) -m scripts.make_guarantees
 
-prove-long: compiled ## … 1,000,000 schedules, 612 kills, 102 pauses, mutation testing; two hours
+prove-long: compiled ## … 1,000,000 schedules, 612 kills, 102 pauses; an hour, then hours of mutation testing
 	$(PY) -m scripts.prove --long --out docs/explanation/proof.json
 	$(PY) -m scripts.make_guarantees
 	$(PY) -m tests.mutation

@@ -236,10 +236,6 @@ class GuardedCall:
         return self.plan.name
 
     @property
-    def session(self) -> str:
-        return self.place[0]
-
-    @property
     def fingerprint(self) -> str:
         return self.plan.plans.fingerprints.of(self.key)
 
