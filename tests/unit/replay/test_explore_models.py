@@ -153,8 +153,10 @@ def test_a_pseudonym_is_not_sent_to_a_model() -> None:
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_nothing_is_made_live_after_the_end_of_the_replay(given: bool) -> None:
+def test_nothing_is_made_live_after_the_end_of_the_replay(given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = Agent(YES)
+    told: list[str] = []
+    monkeypatch.setattr("antiphon._lineage.on_late", [lambda replay, what: told.append(what)])  # else the session fails
     go, ended = threading.Event(), threading.Event()
     late: list[Any] = []
 
@@ -186,6 +188,7 @@ def test_nothing_is_made_live_after_the_end_of_the_replay(given: bool) -> None:
     assert late[0] == 1
     assert "The replay has ended, and the recording has no answer for tools/look" in late[1]
     assert "The replay has ended, and the recording has no answer for llm" in late[2]
+    assert told == [f"{what} after the end of the replay" for what in ("tool tools/look", "llm llm")]
     assert agent.looked == []
     assert agent.asked == 0
 
