@@ -1,12 +1,12 @@
 """Mutation testing: every small mistake in the code that decides about a call has to make a test fail.
 
-    make mutants                                   all areas; part of `make prove-long`
+    make mutants                                   all files; part of `make prove-long`
     python -m tests.mutation --only decide/claim.py,keys.py
 
 A mutant is one change of one expression or statement of a function: another comparison, a condition turned round,
 ``and`` for ``or``, a number or word that is off, a result that is dropped, a call that is left out. The tests are
 imported and collected once; each mutant runs in a forked child, which swaps the code of the function and runs only
-the tests that come by its line, the quickest first, until one fails or hangs. Survivors are printed; those that change
+the tests that execute its line, the quickest first, until one fails or hangs. Survivors are printed; those that change
 nothing that anybody can see are explained in docs/explanation/mutants.md and left out of the score.
 """
 
@@ -56,7 +56,7 @@ TESTS = (
     *(f"tests/unit/{name}" for name in ("decide", "keys", "gateway", "pitfalls", "turn", "replay")),
     "tests/integration/usage/test_sagas.py",
 )
-_SERVERLESS = ("-k", "not redis and not postgres")
+_PYTEST = (*"-q -x -s -p no:cacheprovider -p no:xdist --timeout=0 --no-header -k".split(), "not redis and not postgres")
 _LIMIT_S = 5.0
 """For one test, and three times what it took without a mutant."""
 _WORD = re.compile(r"[A-Za-z_][\w./-]*\Z")
@@ -293,7 +293,7 @@ def function_of(mutant: Mutant) -> FunctionType | None:
 
 
 class Reach(NamedTuple):
-    """Which tests, by their number, come by a line of a file or call a function; and how long each of them takes."""
+    """Which tests, by their number, execute a line of a file or call a function; and how long each of them takes."""
 
     lines: dict[str, list[int]]
     functions: dict[str, list[int]]
@@ -506,7 +506,7 @@ def try_files(
     mutants = [mutant for file in files for mutant in mutants_of(file)[:: options.every]]
     if options.survivors:
         last = json.loads(options.survivors.read_text())
-        mutants = [mutant for mutant in mutants if mutant.name in last[mutant.file]["survivors"]]
+        mutants = [mutant for mutant in mutants if mutant.name in last.get(mutant.file, {}).get("survivors", ())]
     left = Counter(mutant.file for mutant in mutants)
     kinds = ("killed", "killed by time", "survived", "explained", "not reached")
     results: dict[str, dict[str, Any]] = {
@@ -529,21 +529,8 @@ def try_files(
             said(f"  {mutant.file}: {found['score']:.1f} % of {found['mutants']} mutants: {numbers}")
 
     gc.freeze()
-    asked = [
-        "-q",
-        "-x",
-        "-s",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--timeout=0",
-        "--no-header",
-        *_SERVERLESS,
-        *tests,
-    ]
     with redirect_stdout(StringIO()) as output:
-        code = pytest.main(asked, plugins=[_Runner(mutants, verdict, options.jobs, options.seconds)])
+        code = pytest.main([*_PYTEST, *tests], plugins=[_Runner(mutants, verdict, options.jobs, options.seconds)])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise RuntimeError(f"{', '.join(files)}: {output.getvalue()[-2000:]}")
     return results

@@ -1,8 +1,8 @@
 """Explore replay: some boundaries live, others from the recording, side effects blocked (K4, K6, D11, D20).
 
 A tool call is answered by, in this order: a static or fault rule; an equal recorded call (each once, in recorded
-order; then again for idempotent tools); a call equal after white space is normalised; a call alike in its free text
-(never for a side effect); a result this replay has already fetched; the live tool, if it is safe; the block message.
+order; then again for idempotent tools); a call alike in its free text (never for a side effect); a result this replay
+has already fetched; the live tool, if it is safe; the block message.
 """
 
 from __future__ import annotations

@@ -193,6 +193,15 @@ def test_nothing_is_made_live_after_the_end_of_the_replay(given: bool, monkeypat
     assert agent.asked == 0
 
 
+def test_white_space_counts_in_code() -> None:
+    agent = Agent(YES)
+    run = agent.record(lambda: agent.look(code="if a:\n    b()\nc()"))
+    other = "if a:\n    b()\n    c()"
+    report = agent.explore(run, lambda: agent.look(code=other))
+    assert report["semanticHits"] == []
+    assert agent.looked == [{"code": other}]
+
+
 @pytest.mark.parametrize("exact", [[], ["q"]])
 def test_white_space_counts_where_a_tool_says_so(exact: list[str]) -> None:
     agent = Agent(YES)
