@@ -4,8 +4,9 @@
     python -m tests.faults.campaign --store redis-failover --kills 2 --faults 4
     python -m tests.faults.campaign --store redis-cluster --planted slot-without-its-keys   (must end with code 1)
 
-A recorder, a process of its own, counts the effects. The driver writes down what it asked for, what was answered and
-what it broke. ``history.check`` reads the two logs; it decides. Each fault of the store (``stages.py``) is made
+A recorder, a process of its own, counts the effects, and notes when a worker got no processor or no disk for a part of
+a lease. The driver writes down what it asked for, what was answered and what it broke. ``history.check`` reads the two
+logs; it decides. Each fault of the store (``stages.py``) is made
 ``--faults`` times. Workers are synchronous, on asyncio or on uvloop; where the store is a server, every second one uses
 TLS.
 """
@@ -43,6 +44,8 @@ from tests.processes import forked, process
 from tests.servers import HOST, S3_KEY, S3_SECRET
 
 PAUSE_S = (LEASE_MS / 1000 * 1.5, LEASE_MS / 1000 * 2.2)
+STALL_S = LEASE_MS / 1000 / 4
+_TICK_S = 0.1
 FACES = ("sync", "asyncio", "uvloop")
 STORES = tuple(STAGES)
 
@@ -80,10 +83,14 @@ def _record(file: str, planted: str, pipe: Connection) -> None:
             line = connection.makefile("rb").readline()
             if not line:
                 return
+            said = json.loads(line)
             with lock, Path(file).open("a") as log:
+                if "stalled" in said:
+                    log.write(json.dumps(said) + "\n")
+                    return
                 for _ in range(times):
                     count += 1
-                    log.write(json.dumps({"number": count, "at": time.monotonic(), **json.loads(line)}) + "\n")
+                    log.write(json.dumps({"number": count, "at": time.monotonic(), **said}) + "\n")
                 number = count
             connection.sendall(b"%d\n" % number)
 
@@ -109,6 +116,7 @@ class _Place(NamedTuple):
 def _work(place: _Place, name: str, pipe: Connection) -> None:
     """One delivery after the other, in one of the two faces of a gateway."""
     logging.disable(logging.CRITICAL)  # a server that is away is noticed by everybody
+    threading.Thread(target=_notice_stalls, args=(place, name), daemon=True).start()
     if place.face == "uvloop":
         uvloop: Any = importlib.import_module("uvloop")
         uvloop.run(_work_async(place, name, pipe))
@@ -136,6 +144,26 @@ def _work(place: _Place, name: str, pipe: Connection) -> None:
         while True:
             current[0], order, call_id, params = pipe.recv()
             pipe.send(summary(gateway.execute(_envelope(order, call_id, params))))
+
+
+def _notice_stalls(place: _Place, name: str) -> None:
+    """Tell the recorder when the machine left this process without processor or disk for a part of a lease."""
+    locks = place.url.startswith("sqlite:")  # perhaps in the middle of a write, for which everybody waits
+    with tempfile.TemporaryFile(dir=place.clock.parent) as file:
+        last = time.monotonic()
+        while True:
+            time.sleep(_TICK_S)
+            with contextlib.suppress(OSError):  # a full disk is a fault of its own
+                os.pwrite(file.fileno(), b".", 0)
+                os.fsync(file.fileno())
+            now = time.monotonic()
+            if now - last > STALL_S:
+                stall = {"stalled": name, "at": last, "until": now, "locks": locks}
+                with socket.create_connection((HOST, place.recorder)) as connection:
+                    connection.sendall(json.dumps(stall).encode() + b"\n")
+                last = time.monotonic()
+            else:
+                last = now
 
 
 async def _work_async(place: _Place, name: str, pipe: Connection) -> None:

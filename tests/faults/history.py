@@ -1,7 +1,8 @@
 """Checks the history of a campaign after the fact: it has never seen a gateway or a store, only two logs.
 
-The driver's log has the calls, their answers and the faults; the recorder's log has the effects. Times are those of the
-machine's monotonic clock, the same for all processes.
+The driver's log has the calls, their answers and the faults; the recorder's log has the effects, and the stalls: times
+in which the machine left a worker without processor or disk. Times are those of the machine's monotonic clock, the same
+for all processes.
 """
 
 from __future__ import annotations
@@ -82,11 +83,15 @@ class _Checker:
     def __init__(self, driver: list[Event], recorder: list[Event]) -> None:
         self.calls = _calls(driver)
         self.faults = _faults(driver)
+        stalls = _stalls([event for event in recorder if "stalled" in event], self.faults)
+        self.faults += stalls
         self.effects: dict[str, list[Event]] = {}
         for effect in recorder:
-            self.effects.setdefault(effect["order"], []).append(effect)
+            if "stalled" not in effect:
+                self.effects.setdefault(effect["order"], []).append(effect)
         self.stored = {event["run"]: event["output"] for event in driver if event["event"] == "stored"}
         self.counts: Counter[str] = Counter(event["event"] for event in driver if event["event"] not in _PLAIN)
+        self.counts["stall"] = len(stalls)
         self.counts.update("pause in a write" for event in driver if event.get("locks"))
         self.counts.update(f"calls, {via}" for event in driver for via in event.get("via", ()))
         self.violations: list[str] = []
@@ -233,3 +238,13 @@ def _faults(driver: list[Event]) -> list[Fault]:
         locks, excuses = event.get("locks", False), event.get("excuses", True)
         faults.append(Fault(what, worker, event["at"], until, orders, locks, excuses))
     return faults
+
+
+def _stalls(noticed: list[Event], faults: list[Fault]) -> list[Fault]:
+    """Those of a worker that nobody had paused at the time."""
+    pauses = [fault for fault in faults if fault.what == "pause"]
+    return [
+        Fault("stall", event["stalled"], event["at"], event["until"], locks=event["locks"])
+        for event in noticed
+        if not any(p.worker == event["stalled"] and p.since < event["until"] and event["at"] < p.until for p in pauses)
+    ]

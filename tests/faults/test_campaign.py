@@ -89,6 +89,22 @@ def test_a_pause_in_the_middle_of_a_write_holds_up_everybody() -> None:
     assert "no fault explains it" in check(driver, []).violations[0]
 
 
+def test_a_worker_without_processor_or_disk_may_lose_its_lease() -> None:
+    driver = [_call(1, "r1"), _call(2, "r1", worker="w2", at=1.1), _answer(2, 2, at=4.0), _answer(1, 1, at=4.1)]
+    effects = [_effect(1, "r1"), _effect(2, "r1", call=2, worker="w2", at=3.5)]
+    assert "although nothing was wrong" in check(driver, effects).violations[0]
+    stall: Event = {"stalled": "w1", "at": 1.2, "until": 3.4, "locks": False}
+    verdict = check(driver, [*effects, stall])
+    assert verdict.violations == []
+    assert (verdict.counts["stall"], verdict.counts["effects"]) == (1, 2)
+    assert check(driver, [*effects, {**stall, "stalled": "w9"}]).violations, "another worker"
+    assert check(driver, [*effects, {**stall, "stalled": "w9", "locks": True}]).violations == [], "in a write to a file"
+    paused = [*driver, _fault("pause", 1.3, "w9"), {"event": "resume", "worker": "w9", "at": 3.3}]
+    verdict = check(paused, [*effects, {**stall, "stalled": "w9", "locks": True}])
+    assert verdict.violations, "a pause of another worker, which was not in a write"
+    assert verdict.counts["stall"] == 0
+
+
 def test_a_recording_that_is_not_in_the_bucket_is_lost() -> None:
     driver = [_call(1), {**_answer(1, 1), "run": "run-1"}]
     assert "is lost" in check(driver, [_effect(1)]).violations[0]
