@@ -1,0 +1,431 @@
+"""The process's own threads renew leases and write what callers had to leave (D7, D53). Nothing here sleeps: each
+test waits for a step of the store."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from antiphon._gateway import leases as module
+from antiphon._gateway.gateway import Gateway
+from antiphon._gateway.leases import Janitor, Leases
+from antiphon._gateway.plan import Dependencies
+from antiphon._gateway.settings import Settings
+from antiphon.contract.spec import Ttls
+from antiphon.errors import StoreUnavailable, StoreVersionError
+from antiphon.ports import Clock
+from antiphon.stores import MemoryStore
+from tests.unit.gateway.kit import ManualClock, Rig, envelope
+from tests.unit.gateway.test_outage import Faulty
+
+PATIENCE_S = 20.0
+
+
+class Steps(list[str]):
+    """What a store was asked for; one can wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+        self._more = threading.Condition()
+
+    def append(self, step: str) -> None:
+        with self._more:
+            super().append(step)
+            self.times.append(time.monotonic())
+            self._more.notify_all()
+
+    def until(self, step: str, times: int = 1) -> None:
+        with self._more:
+            assert self._more.wait_for(lambda: self.count(step) >= times, PATIENCE_S), list(self)
+
+
+class Heard(Faulty):
+    """A store that fails on order and tells what it was asked for."""
+
+    def __init__(self, url: str = "memory://heard") -> None:
+        super().__init__()
+        self.url = url
+        self.steps = Steps()
+        self.asked = self.steps
+
+
+def gateway_on(store: Any, **parts: Any) -> Gateway:
+    return Gateway(Dependencies(store=store, **parts))
+
+
+def until(met: Callable[[], bool], store: Heard) -> None:
+    """Until something is so, looked at after each step of the store."""
+    seen = len(store.steps)
+    deadline = time.monotonic() + PATIENCE_S
+    while not met():
+        with store.steps._more:
+            store.steps._more.wait_for(lambda seen=seen: len(store.steps) > seen, 0.05)  # type: ignore[misc]
+        seen = len(store.steps)
+        assert time.monotonic() < deadline, list(store.steps)
+
+
+def states(store: Heard) -> list[str]:
+    return [record.state for record in store.inner.open_sync().list(tenant="default")]
+
+
+# -- renewal ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_thread_renews_a_lease_again_and_again() -> None:
+    store = Heard()
+    gateway = gateway_on(store)
+    lease_ms = 90
+    began: list[float] = []
+
+    def send(to: str) -> str:
+        began.append(time.monotonic())
+        store.steps.until("renew", 4)
+        return to
+
+    gateway.tool("send", idempotent=False, ttl=Ttls(lease_ms=lease_ms))(send)
+    assert gateway.execute(envelope(call_id="c1")).content == "ada"
+    renewed = [at for step, at in zip(store.steps, store.steps.times, strict=True) if step == "renew"]
+    assert renewed[3] - began[0] > 3 * lease_ms / 3000, "a third of a lease before each of them"
+    assert states(store) == ["done"]
+    gateway.close()
+
+
+def test_the_thread_has_a_name_and_does_not_keep_the_process() -> None:
+    gateway_on(MemoryStore()).tool(idempotent=True)(str.upper)("x")
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "antiphon-leases")
+    assert thread.daemon
+
+
+# -- what callers had to leave ----------------------------------------------------------------------------------------
+
+
+def left_on(store: Heard, **parts: Any) -> Gateway:
+    """A gateway with one call whose result could not be written."""
+    gateway = gateway_on(store, **parts)
+    gateway.tool("send", idempotent=False)(lambda to: "sent")
+    store.fail("settle", "renew", "read")
+    result: Any = gateway.execute(envelope(call_id="c1"))
+    assert result.output.metadata == {"notRecorded": "store_unavailable"}
+    return gateway
+
+
+@pytest.fixture
+def store() -> Iterator[Heard]:
+    store = Heard()
+    yield store
+    store.broken.clear()
+    until(lambda: not any(one.breaker.url == store.url for one in module._service._busy), store)
+
+
+def test_what_was_left_is_written_as_soon_as_the_store_works(store: Heard) -> None:
+    gateway = left_on(store)
+    leases = gateway._plans.leases
+    assert (leases.unrecorded, leases.breaker.is_open) == (1, True)
+    assert any(thread.name == "antiphon-mend" and thread.daemon for thread in threading.enumerate())
+    probes = store.steps.count("renew")
+    store.steps.until("renew", probes + 2)
+    assert states(store) == ["inflight"]
+    store.broken.clear()
+    until(lambda: leases._mender is None, store)
+    assert states(store) == ["done"]
+    assert (leases.unrecorded, leases.breaker.is_open) == (0, False)
+    assert leases not in module._service._busy
+    again = gateway.execute(envelope(call_id="c1"))
+    assert (again.content, again.from_cache) == ("sent", True)
+    gateway.close()
+
+
+def test_it_is_written_although_the_gateway_was_closed(store: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_OF_ONE_S", 0.01)
+    gateway = left_on(store)
+    gateway.close()
+    del gateway
+    gc.collect()
+    store.broken.clear()
+    until(lambda: states(store) == ["done"], store)
+
+
+def test_a_second_failure_is_mended_too(store: Heard) -> None:
+    """The thread that mends ends when there is nothing left; the next call that is left starts another."""
+    gateway = left_on(store)
+    leases = gateway._plans.leases
+    store.broken.clear()
+    until(lambda: leases._mender is None, store)
+    store.fail("settle", "renew", "read")
+    assert gateway.execute(envelope(call_id="c2", params={"to": "bob"})).content == "sent"
+    store.broken.clear()
+    until(lambda: leases._mender is None, store)
+    assert states(store) == ["done", "done"]
+    gateway.close()
+
+
+def test_close_writes_what_is_left(store: Heard) -> None:
+    gateway = left_on(store)
+
+    def repaired() -> None:
+        store.steps.until("renew", store.steps.count("renew") + 2)
+        store.broken.clear()
+
+    threading.Thread(target=repaired).start()
+    gateway.close()
+    assert states(store) == ["done"]
+
+
+def test_close_does_not_wait_for_ever(store: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_OF_ONE_S", 0.05)
+    gateway = left_on(store)
+    gateway.close()
+    assert states(store) == ["inflight"]
+
+
+def test_the_end_of_the_process_waits_for_what_is_left(
+    store: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_S", 0.05)
+    left_on(store)
+    with caplog.at_level(logging.ERROR, "antiphon.leases"):
+        module._service.at_exit()
+    assert [record.getMessage() for record in caplog.records if record.name == "antiphon.leases"] == [
+        "1 outcomes could not be recorded before the process ended: they will be unknown"
+    ]
+    monkeypatch.setattr(module, "_LAST_WORDS_S", PATIENCE_S)
+    store.broken.clear()
+    caplog.clear()
+    module._service.at_exit()
+    assert states(store) == ["done"]
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def test_no_more_than_so_many_wait(store: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_UNFINISHED", 2)
+    leases = Leases(store, ManualClock(0.5), Settings(), attached=False)
+    calls = [_Claimed(number) for number in range(4)]
+    for call in calls:
+        leases.finish(call, None)
+    assert [left.call for left in leases._unfinished] == calls[2:]
+
+
+class _Claimed:
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+
+# -- pauses -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_end_is_tried_after_pauses_that_double_up_to_a_minute() -> None:
+    rig = Rig(store=(store := Faulty()))
+    rig.tool("sent")
+    store.fail("settle")
+    rig.execute(call_id="c1")
+    store.fail("read")
+    waits: list[float] = []
+    last = rig.clock.monotonic()
+    asked = store.asked.count("read")
+    rig.leases.look()
+    while rig.leases.unrecorded and len(waits) < 50:
+        if store.asked.count("read") > asked:
+            asked = store.asked.count("read")
+            waits.append(round(rig.clock.monotonic() - last, 2))
+            last = rig.clock.monotonic()
+        rig.clock.advance(0.1)
+        rig.leases.look()
+    waits.append(round(rig.clock.monotonic() - last, 2))
+    assert len(waits) == module._MOST_TRIES
+    assert waits[1:11] == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0], abs=0.15)
+
+
+def test_what_a_newer_release_wrote_is_given_up_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(store=(store := Faulty()))
+    rig.tool("sent")
+    store.fail("settle")
+    rig.execute(call_id="c1")
+    store.fail("read", "settle", error=StoreVersionError("A newer release wrote it."))
+    rig.leases.look()
+    assert rig.leases.unrecorded == 0
+    assert "is given up: its claim ends with its lease" in caplog.text
+
+
+def test_a_call_left_for_later_is_not_looked_at_before() -> None:
+    clock = ManualClock(0.5)
+    leases = Leases(Faulty(), clock, Settings(), attached=False)
+    resumed: list[Any] = []
+    leases.resume = lambda journal, call, step: resumed.append((call, step))
+    call = _Claimed(1)
+    leases.finish(call, "step", after_s=5.0)
+    assert leases._mend(clock.monotonic()) == pytest.approx(5.0)
+    assert resumed == []
+    clock.advance(5.0)
+    assert leases._mend(clock.monotonic()) == 0.0
+    assert resumed == [(call, "step")]
+
+
+def test_a_store_that_refuses_but_answers_is_asked_again_in_a_second() -> None:
+    """A full store is not sick: the breaker stays closed."""
+    clock = ManualClock(0.5)
+    store = Faulty()
+    leases = Leases(store, clock, Settings(), attached=False)
+    full = StoreUnavailable("It is full.", reason="full")
+    store.fail("renew", error=full)
+
+    def refused(*_: Any) -> None:
+        raise full
+
+    leases.resume = refused
+    leases.finish(_Claimed(1), None)
+    assert leases._mend(clock.monotonic()) == pytest.approx(1.0)
+    assert leases._unfinished[0].tries == 0
+    assert not leases.breaker.is_open
+    assert leases._finish_due(leases.journal(), clock.monotonic() + 1.0), "it answers"
+    store.fail("renew", error=StoreUnavailable("It is gone."))
+    assert not leases._finish_due(leases.journal(), clock.monotonic() + 2.0)
+    assert leases.breaker.failures == 1
+
+
+def test_a_missed_renewal_is_tried_again_after_a_quarter_of_the_pause_and_within_a_second() -> None:
+    rig = Rig(store=(store := Faulty()))
+    waits = []
+    for lease_ms in (3_000, 60_000):
+        leases = Leases(store, rig.clock, Settings(), attached=False)
+        call = _Held(rig.clock, lease_ms)
+        leases.hold(call, call.renew_every)
+        assert leases.look() == pytest.approx(call.renew_every)
+        store.fail("renew")
+        rig.clock.advance(call.renew_every)
+        waits.append(leases.look())
+        assert leases.breaker.failures == 1
+        store.broken.clear()
+    assert waits == pytest.approx([0.25, 1.0])
+
+
+class _Held:
+    key, version, tool_name, deadline, stream = "k", 1, "tools/send", None, None
+
+    def __init__(self, clock: Clock, lease_ms: int) -> None:
+        self.started = clock.monotonic()
+        self.lease_ms = lease_ms
+        self.renew_every = lease_ms / 3000
+
+
+# -- the thread of the process ----------------------------------------------------------------------------------------
+
+
+class _Looked(Leases):
+    """Counts looks, and says what is to come of them."""
+
+    def __init__(self, *answers: float | Exception) -> None:
+        super().__init__(Faulty(), ManualClock(0.5), Settings(), attached=False)
+        self.answers = list(answers)
+        self.looks = 0
+
+    def look(self) -> float:
+        self.looks += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_the_thread_looks_at_every_gateway_and_sleeps_until_the_first_is_due() -> None:
+    service = module._Service()
+    assert service._look_at_all() == module._LONGEST_NAP_S
+    gone, first, second = _Looked(), _Looked(7.0, RuntimeError("broken"), -1.0), _Looked(5.0, 9.0, 9.0)
+    for leases in (gone, first, second):
+        service.add(leases)
+    assert service.all() == {gone, first, second}
+    service.keep(gone)
+    service.leave(gone)
+    del gone, leases
+    gc.collect()
+    assert service._look_at_all() == 5.0
+    assert service._look_at_all() == 1.0, "one that fails is looked at again soon, and keeps nobody"
+    assert service._look_at_all() == 0.0
+    assert (first.looks, second.looks) == (3, 3)
+    service.add(third := _Looked())
+    assert len(service._leases) == 3, "those that are gone are not kept"
+    assert service.all() == {first, second, third}
+
+
+def test_a_forked_child_begins_with_nothing() -> None:
+    service = module._Service()
+    leases, gone = _Looked(), _Looked()
+    call = _Held(Clock(), 3_000)
+    leases.hold(call, 1.0)
+    leases._due[call] = 1.0
+    leases.finish(_Claimed(1), None)
+    service.add(gone)
+    service.add(leases)
+    service.keep(leases)
+    del gone
+    gc.collect()
+    service.after_fork()
+    assert service._busy == set()
+    assert (leases._held, leases._due, leases._unfinished) == ({}, {}, [])
+    assert leases._next == module._NEVER
+
+
+# -- expired records --------------------------------------------------------------------------------------------------
+
+
+class _Swept:
+    """A store with so many expired records to drop; ``None``: it cannot be reached."""
+
+    def __init__(self, *portions: int | None) -> None:
+        self.portions = list(portions)
+
+    def sweep(self, most: int) -> int:
+        assert most == module.PORTION
+        portion = self.portions.pop(0)
+        if portion is None:
+            raise StoreUnavailable("It is gone.")
+        return portion
+
+
+def test_the_janitor_sweeps_once_a_minute_or_so_and_goes_on_while_there_is_more() -> None:
+    janitor = Janitor()
+    journal: Any = _Swept(3, module.PORTION, 0, None)
+    first = janitor.look("a", lambda: journal, 100.0)
+    assert 30.0 <= first <= 90.0
+    assert janitor.look("a", lambda: journal, 101.0) == pytest.approx(first - 1.0)
+    assert len(journal.portions) == 4
+    due = 100.0 + first
+    for expected in ((30.0, 90.0), (1.0, 1.0), (30.0, 90.0), (30.0, 90.0)):
+        pause = janitor.look("a", lambda: journal, due)
+        assert expected[0] <= pause <= expected[1]
+        assert janitor.look("a", lambda: journal, due + pause / 2) == pytest.approx(pause / 2)
+        due += pause
+    assert journal.portions == []
+    pauses = [janitor._pause() for _ in range(1_000)]
+    assert 30.0 <= min(pauses) <= 35.0
+    assert 85.0 <= max(pauses) <= 90.0
+
+
+def test_only_a_store_that_others_share_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def swept(place: str, *_: Any) -> float:
+        asked.append(place)
+        return 3.0
+
+    monkeypatch.setattr(module._janitor, "look", swept)
+    shared, own = Heard("memory://shared"), MemoryStore()
+    for store, nap in ((shared, 3.0), (own, float("inf"))):
+        leases = Leases(store, Clock(), Settings())
+        assert leases.look() == nap
+    assert asked == ["memory://shared "]
+    detached = Leases(shared, Clock(), Settings(), attached=False)
+    assert detached.look() == float("inf")
+
+
+def test_the_gateways_of_a_process_on_one_store_are_counted_together() -> None:
+    here, there = Heard("memory://here"), Heard("memory://there")
+    one, two, other = (Leases(store, Clock(), Settings()) for store in (here, here, there))
+    assert set(one.of_process()) == {one, two}
+    assert other.of_process() == [other]
