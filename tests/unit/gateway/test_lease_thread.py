@@ -7,7 +7,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,58 +21,13 @@ from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable, StoreVersionError
 from antiphon.ports import Clock
 from antiphon.stores import MemoryStore
+from tests.unit.gateway.heard import PATIENCE_S, Heard
 from tests.unit.gateway.kit import ManualClock, Rig, envelope
 from tests.unit.gateway.test_outage import Faulty
-
-PATIENCE_S = 20.0
-
-
-class Steps(list[str]):
-    """What a store was asked for; one can wait for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times: list[float] = []
-        self._more = threading.Condition()
-
-    def append(self, step: str) -> None:
-        with self._more:
-            super().append(step)
-            self.times.append(time.monotonic())
-            self._more.notify_all()
-
-    def until(self, step: str, times: int = 1) -> None:
-        with self._more:
-            assert self._more.wait_for(lambda: self.count(step) >= times, PATIENCE_S), list(self)
-
-
-class Heard(Faulty):
-    """A store that fails on order and tells what it was asked for."""
-
-    def __init__(self, url: str = "memory://heard") -> None:
-        super().__init__()
-        self.url = url
-        self.steps = Steps()
-        self.asked = self.steps
 
 
 def gateway_on(store: Any, **parts: Any) -> Gateway:
     return Gateway(Dependencies(store=store, **parts))
-
-
-def until(met: Callable[[], bool], store: Heard) -> None:
-    """Until something is so, looked at after each step of the store."""
-    seen = len(store.steps)
-    deadline = time.monotonic() + PATIENCE_S
-    while not met():
-        with store.steps._more:
-            store.steps._more.wait_for(lambda seen=seen: len(store.steps) > seen, 0.05)  # type: ignore[misc]
-        seen = len(store.steps)
-        assert time.monotonic() < deadline, list(store.steps)
-
-
-def states(store: Heard) -> list[str]:
-    return [record.state for record in store.inner.open_sync().list(tenant="default")]
 
 
 # -- renewal ----------------------------------------------------------------------------------------------------------
@@ -93,7 +48,7 @@ def test_the_thread_renews_a_lease_again_and_again() -> None:
     assert gateway.execute(envelope(call_id="c1")).content == "ada"
     renewed = [at for step, at in zip(store.steps, store.steps.times, strict=True) if step == "renew"]
     assert renewed[3] - began[0] > 3 * lease_ms / 3000, "a third of a lease before each of them"
-    assert states(store) == ["done"]
+    assert store.states == ["done"]
     gateway.close()
 
 
@@ -120,8 +75,8 @@ def left_on(store: Heard, **parts: Any) -> Gateway:
 def store() -> Iterator[Heard]:
     store = Heard()
     yield store
-    store.broken.clear()
-    until(lambda: not any(one.breaker.url == store.url for one in module._service._busy), store)
+    store.repair()
+    store.steps.until_met(lambda: not any(one.breaker.url == store.url for one in module._service._busy))
 
 
 def test_what_was_left_is_written_as_soon_as_the_store_works(store: Heard) -> None:
@@ -131,10 +86,10 @@ def test_what_was_left_is_written_as_soon_as_the_store_works(store: Heard) -> No
     assert any(thread.name == "antiphon-mend" and thread.daemon for thread in threading.enumerate())
     probes = store.steps.count("renew")
     store.steps.until("renew", probes + 2)
-    assert states(store) == ["inflight"]
-    store.broken.clear()
-    until(lambda: leases._mender is None, store)
-    assert states(store) == ["done"]
+    assert store.states == ["inflight"]
+    store.repair()
+    store.steps.until_met(lambda: leases._mender is None)
+    assert store.states == ["done"]
     assert (leases.unrecorded, leases.breaker.is_open) == (0, False)
     assert leases not in module._service._busy
     again = gateway.execute(envelope(call_id="c1"))
@@ -148,21 +103,21 @@ def test_it_is_written_although_the_gateway_was_closed(store: Heard, monkeypatch
     gateway.close()
     del gateway
     gc.collect()
-    store.broken.clear()
-    until(lambda: states(store) == ["done"], store)
+    store.repair()
+    store.steps.until_met(lambda: store.states == ["done"])
 
 
 def test_a_second_failure_is_mended_too(store: Heard) -> None:
     """The thread that mends ends when there is nothing left; the next call that is left starts another."""
     gateway = left_on(store)
     leases = gateway._plans.leases
-    store.broken.clear()
-    until(lambda: leases._mender is None, store)
+    store.repair()
+    store.steps.until_met(lambda: leases._mender is None)
     store.fail("settle", "renew", "read")
     assert gateway.execute(envelope(call_id="c2", params={"to": "bob"})).content == "sent"
-    store.broken.clear()
-    until(lambda: leases._mender is None, store)
-    assert states(store) == ["done", "done"]
+    store.repair()
+    store.steps.until_met(lambda: leases._mender is None)
+    assert store.states == ["done", "done"]
     gateway.close()
 
 
@@ -171,18 +126,18 @@ def test_close_writes_what_is_left(store: Heard) -> None:
 
     def repaired() -> None:
         store.steps.until("renew", store.steps.count("renew") + 2)
-        store.broken.clear()
+        store.repair()
 
     threading.Thread(target=repaired).start()
     gateway.close()
-    assert states(store) == ["done"]
+    assert store.states == ["done"]
 
 
 def test_close_does_not_wait_for_ever(store: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LAST_WORDS_OF_ONE_S", 0.05)
     gateway = left_on(store)
     gateway.close()
-    assert states(store) == ["inflight"]
+    assert store.states == ["inflight"]
 
 
 def test_the_end_of_the_process_waits_for_what_is_left(
@@ -196,10 +151,10 @@ def test_the_end_of_the_process_waits_for_what_is_left(
         "1 outcomes could not be recorded before the process ended: they will be unknown"
     ]
     monkeypatch.setattr(module, "_LAST_WORDS_S", PATIENCE_S)
-    store.broken.clear()
+    store.repair()
     caplog.clear()
     module._service.at_exit()
-    assert states(store) == ["done"]
+    assert store.states == ["done"]
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
