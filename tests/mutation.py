@@ -165,7 +165,7 @@ def _is_text(node: ast.BinOp) -> bool:
 
 def _places(function: ast.stmt) -> Iterator[tuple[ast.AST, str, int | None, ast.AST, ast.stmt]]:
     """The nodes of a function, each with the field that holds it and its statement; not what is only said (messages,
-    notes, log lines)."""
+    notes, log lines, assertions)."""
     waiting: list[tuple[ast.AST, ast.stmt]] = [(function, function)]
     while waiting:
         node, statement = waiting.pop(0)
@@ -173,7 +173,7 @@ def _places(function: ast.stmt) -> Iterator[tuple[ast.AST, str, int | None, ast.
             if field in ("annotation", "returns", "decorator_list", "type_params"):
                 continue
             for index, child in enumerate(value) if isinstance(value, list) else ((None, value),):
-                if not isinstance(child, ast.AST) or isinstance(child, (ast.JoinedStr, ast.Raise)) or _only_says(child):
+                if not isinstance(child, ast.AST) or _only_says(child):
                     continue
                 inner = child if isinstance(child, ast.stmt) else statement
                 yield node, field, index, child, inner
@@ -187,6 +187,8 @@ def _lines(statement: ast.stmt) -> range:
 
 
 def _only_says(node: ast.AST) -> bool:
+    if isinstance(node, (ast.JoinedStr, ast.Raise, ast.Assert)):
+        return True
     if not isinstance(node, ast.Expr):
         return False
     if isinstance(node.value, ast.Constant):

@@ -58,7 +58,7 @@ class Durations(Tally):
 def measured() -> tuple[Rig, Durations]:
     rig = Rig()
     durations = Durations()
-    rig.gateway._plans.reporter.metrics = durations  # type: ignore[misc]
+    rig.gateway._plans.reporter.metrics = durations
     rig.gateway._plans.changed()
     return rig, durations
 
