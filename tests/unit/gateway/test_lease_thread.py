@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.leases import Janitor, Leases
 from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.settings import Settings
+from antiphon._gateway.store_breaker import PROBE
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable, StoreVersionError
 from antiphon.ports import Clock
@@ -384,3 +386,221 @@ def test_the_gateways_of_a_process_on_one_store_are_counted_together() -> None:
     one, two, other = (Leases(store, Clock(), Settings()) for store in (here, here, there))
     assert set(one.of_process()) == {one, two}
     assert other.of_process() == [other]
+
+
+# -- loops, step by step ----------------------------------------------------------------------------------------------
+
+
+class _Queue:
+    """A queue that nobody waits for: it notes what was put and how long somebody would have waited."""
+
+    def __init__(self, *waiting: str) -> None:
+        self.waiting = list(waiting)
+        self.waits: list[float] = []
+        self.puts = 0
+
+    def put(self, _: None) -> None:
+        self.puts += 1
+
+    def get_nowait(self) -> str:
+        if not self.waiting:
+            raise queue.Empty
+        return self.waiting.pop()
+
+    def get(self, timeout: float) -> None:
+        self.waits.append(timeout)
+        if len(self.waits) == 3:
+            raise SystemExit
+        raise queue.Empty
+
+
+def detached(store: Any = None, **settings: Any) -> tuple[Leases, ManualClock]:
+    clock = ManualClock(0.5)
+    return Leases(store or Faulty(), clock, Settings(**settings), attached=False), clock
+
+
+def test_the_thread_sleeps_until_something_is_due_and_takes_all_wakes_at_once() -> None:
+    service: Any = module._Service()
+    service._wakes = wakes = _Queue("a", "b")
+    naps = [3.0, 2.0, 1.0]
+    service._look_at_all = lambda: naps.pop(0)
+    with pytest.raises(SystemExit):
+        service._work()
+    assert wakes.waits == [3.0, 2.0, 1.0]
+    assert wakes.waiting == []
+
+
+def test_the_thread_starts_once() -> None:
+    service: Any = module._Service()
+    service.wake()
+    thread = service._thread
+    service.wake()
+    assert service._thread is thread
+    assert (thread.name, thread.daemon, thread.is_alive()) == ("antiphon-leases", True, True)
+
+
+def test_whoever_mends_waits_as_long_as_it_was_told_and_ends_when_all_is_well() -> None:
+    leases: Any
+    leases, _ = detached()
+    leases._wanted = wanted = _Queue("a")
+    left: list[Any] = [0.5, RuntimeError("broken"), 0.0, 0.0]
+
+    def mend(now: float) -> float:
+        said = left.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        if len(left) == 1:
+            leases._unfinished.append("left at this moment")
+        else:
+            leases._unfinished.clear()
+        return float(said)
+
+    leases._mend, leases._mender = mend, threading.current_thread()
+    leases._mend_until_well()
+    assert wanted.waits == [0.5, 1.0]
+    assert wanted.waiting == []
+    assert left == []
+    assert leases._mender is None
+
+
+def test_whoever_mends_goes_on_while_the_store_is_sick() -> None:
+    leases: Any
+    leases, _ = detached()
+    looks: list[float] = []
+
+    def mend(now: float) -> float:
+        looks.append(now)
+        leases.breaker.is_open = len(looks) < 3
+        return 0.0
+
+    leases._mend = mend
+    leases._mend_until_well()
+    assert len(looks) == 3
+
+
+def test_what_is_left_is_due_at_once_unless_it_is_said() -> None:
+    leases, clock = detached()
+    leases.finish(_Claimed(1), None)
+    leases.finish(_Claimed(1), None, after_s=2.0)
+    assert [left.due for left in leases._unfinished] == [0.0, clock.monotonic() + 2.0]
+    assert leases._next == 0.0
+    assert leases.unrecorded == 2
+    leases.finish(_Claimed(0), None)
+    assert leases.unrecorded == 2, "one that has sent nothing has no outcome"
+
+
+def test_a_store_is_probed_with_a_write_that_changes_nothing() -> None:
+    leases, _ = detached()
+    asked: list[Any] = []
+    journal: Any = type("Journal", (), {"renew": lambda self, *arguments: asked.append(arguments)})()
+    assert leases._refuses_all(journal) is None
+    assert asked == [(PROBE, 0, 1)]
+
+
+def test_a_sick_store_is_looked_at_again_after_a_pause() -> None:
+    store = Faulty()
+    leases, clock = detached(store)
+    leases.breaker.on = True
+    gone = StoreUnavailable("It is gone.")
+    store.fail("renew", error=gone)
+    leases.breaker.failed(gone)
+    assert leases._mend(clock.monotonic()) == pytest.approx(0.1)
+    assert leases.look() == module._LONGEST_NAP_S, "whoever mends says when it works again"
+    leases.resume = _refuse
+    leases.finish(_Claimed(1), None)
+    clock.advance(1.0)
+    renewals = [True]
+
+    def probed(*_: Any) -> bool:
+        if renewals:
+            renewals.pop()
+            return False
+        raise StoreUnavailable("It is gone again.")
+
+    journal: Any = type("Journal", (), {"renew": staticmethod(probed)})()
+    leases._journal = journal
+    assert leases._mend(clock.monotonic()) == pytest.approx(0.1), "it was gone again before what is left was written"
+    assert leases.breaker.is_open
+
+
+def _refuse(*_: Any) -> None:
+    raise StoreUnavailable("It is gone.")
+
+
+def test_while_something_is_left_a_gateway_that_closes_waits_in_short_steps() -> None:
+    leases, _ = detached()
+    leases.finish(_Claimed(1), None)
+    assert list(leases.last_words()) == [], "nobody would write it"
+    leases._attached = True
+    leases._next = 5.0
+    hurried: list[int] = []
+    leases._hurry = lambda: hurried.append(1)  # type: ignore[method-assign]
+    words = leases.last_words()
+    assert [next(words), next(words)] == [0.02, 0.02]
+    assert len(hurried) == 2
+    leases._unfinished.clear()
+    assert list(words) == []
+
+
+def test_the_end_of_the_process_looks_in_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    service: Any = module._Service()
+    service._wakes = wakes = _Queue()
+    leases, _ = detached()
+    service.keep(leases)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            service.leave(leases)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    service.at_exit()
+    assert (slept, wakes.puts) == ([0.02] * 3, 3)
+
+
+# -- when a lease is renewed ------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_due_a_third_after_its_start() -> None:
+    leases, clock = detached()
+    first, second = _Held(clock, 30_000), _Held(clock, 3_000)
+    leases.hold(first, first.renew_every)
+    assert leases._next == clock.monotonic() + 10.0
+    leases.hold(second, second.renew_every)
+    assert leases._next == clock.monotonic() + 1.0
+    leases.hold(_Held(clock, 60_000), 20.0)
+    assert leases._next == clock.monotonic() + 1.0
+
+
+def test_renewal_ends_at_the_cap() -> None:
+    store = Faulty()
+    leases, clock = detached(store, lease_cap_ms=10_000)
+    call = _Held(clock, 3_000)
+    leases.hold(call, 1.0)
+    journal: Any = type("Journal", (), {"renew": lambda self, *_: True})()
+    leases._renew(journal, call, clock.monotonic() + 9.999)
+    assert leases.holds(call)
+    leases._renew(journal, call, clock.monotonic() + 10.0)
+    assert not leases.holds(call)
+
+
+def test_a_stream_that_nobody_reads_is_broken_off_after_the_pause_it_may_make() -> None:
+    leases, clock = detached(stream_idle_ms=10_000)
+    broken: list[str] = []
+
+    class Stream:
+        last_pull = clock.monotonic()
+
+        def break_off(self, journal: Any, why: str) -> None:
+            broken.append(why)
+
+    call: Any = _Held(clock, 300_000)
+    call.stream = Stream()
+    leases.hold(call, 100.0)
+    journal: Any = None
+    leases.renew_due(journal, clock.monotonic() + 10.0)
+    assert broken == []
+    leases.renew_due(journal, clock.monotonic() + 10.001)
+    assert broken == ["its stream was not read for too long"]
+    assert not leases.holds(call)
