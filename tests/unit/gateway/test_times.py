@@ -65,14 +65,14 @@ def measured() -> tuple[Rig, Durations]:
 
 def test_a_plain_call() -> None:
     rig = Rig()
-    rig.tool(takes(rig, 0.25))
+    rig.tool(takes(rig, 2.5))
     rig.clock.advance(1.0)
     result = rig.execute(call_id="c1")
-    assert attempts(rig) == [(1_000, 1_250, "", False)]
-    assert result.duration_ms == pytest.approx(250)
+    assert attempts(rig) == [(1_000, 3_500, "", False)]
+    assert result.duration_ms == pytest.approx(2_500)
     (end,) = rig.ears.of("tool_call_end")
     assert (end["elapsedMs"], end["attempt"], end["state"], end["fromCache"]) == (
-        pytest.approx(250),
+        pytest.approx(2_500),
         1,
         "success",
         False,
@@ -83,78 +83,78 @@ def test_a_decorated_call_without_identity() -> None:
     rig = Rig()
 
     def send(to: str) -> str:
-        rig.clock.advance(0.25)
+        rig.clock.advance(2.5)
         return to
 
     assert rig.gateway.tool(idempotent=True)(send)("ada") == "ada"
-    assert attempts(rig) == [(0, 250, "", False)]
+    assert attempts(rig) == [(0, 2_500, "", False)]
     (end,) = rig.ears.of("tool_call_end")
-    assert end["elapsedMs"] == pytest.approx(250)
+    assert end["elapsedMs"] == pytest.approx(2_500)
 
 
 def test_a_call_that_is_tried_again() -> None:
     rig = Rig()
     refused = ConnectionRefusedError(111, "refused")
-    rig.tool(takes(rig, 0.5, refused), takes(rig, 0.125), idempotent=True)
+    rig.tool(takes(rig, 5.0, refused), takes(rig, 1.25), idempotent=True)
     result = rig.execute(call_id="c1")
-    assert attempts(rig) == [(0, 500, "ECONNREFUSED", True), (600, 725, "", False)]
-    assert result.duration_ms == pytest.approx(725)
+    assert attempts(rig) == [(0, 5_000, "ECONNREFUSED", True), (5_100, 6_350, "", False)]
+    assert result.duration_ms == pytest.approx(6_350)
     (retried,) = result.retried_by
     told = (retried.attempt, retried.delay_ms, retried.reason_code, retried.latency_ms)
-    assert told == (1, pytest.approx(100), "ECONNREFUSED", pytest.approx(500))
+    assert told == (1, pytest.approx(100), "ECONNREFUSED", pytest.approx(5_000))
     (event,) = rig.ears.of("tool_call_retry")
     assert (event["attempt"], event["errorCode"], event["delayMs"]) == (1, "ECONNREFUSED", pytest.approx(100))
     assert rig.tally.counts["retries", "tools/send", "ECONNREFUSED"] == 1
     (end,) = rig.ears.of("tool_call_end")
-    assert (end["elapsedMs"], end["attempt"]) == (pytest.approx(725), 2)
+    assert (end["elapsedMs"], end["attempt"]) == (pytest.approx(6_350), 2)
 
 
 def test_a_call_that_fails() -> None:
     rig = Rig()
-    rig.tool(takes(rig, 0.5, ValueError("no")), idempotent=True)
+    rig.tool(takes(rig, 5.0, ValueError("no")), idempotent=True)
     result = rig.execute(call_id="c1")
-    assert result.duration_ms == pytest.approx(500)
-    assert attempts(rig) == [(0, 500, result.code, False)]
+    assert result.duration_ms == pytest.approx(5_000)
+    assert attempts(rig) == [(0, 5_000, result.code, False)]
     assert only(rig).error.terminal is True
 
 
 def test_an_unknown_outcome() -> None:
     rig = Rig()
-    rig.tool(takes(rig, 0.5, TimeoutError("no answer")))
+    rig.tool(takes(rig, 5.0, TimeoutError("no answer")))
     result = rig.execute(call_id="c1")
     assert result.code == "outcome_unknown"
     record = only(rig)
     assert (record.error.code, record.error.terminal) == ("outcome_unknown", True)
-    assert [attempt[:2] for attempt in attempts(rig)] == [(0, 500)]
+    assert [attempt[:2] for attempt in attempts(rig)] == [(0, 5_000)]
     assert record.expires_at_ms - START_MS > 90 * 365 * 86_400_000, "until somebody settles it"
 
 
 def test_an_unknown_outcome_lives_as_long_as_the_tool_says() -> None:
     rig = Rig()
-    rig.tool(takes(rig, 0.5, TimeoutError("no answer")), unknown_ttl=7.0)
+    rig.tool(takes(rig, 5.0, TimeoutError("no answer")), unknown_ttl=7.0)
     rig.execute(call_id="c1")
-    assert only(rig).expires_at_ms - START_MS == 7_500
+    assert only(rig).expires_at_ms - START_MS == 12_000
 
 
 def test_a_call_whose_caller_was_interrupted() -> None:
     rig = Rig()
-    rig.tool(takes(rig, 0.5, KeyboardInterrupt()))
+    rig.tool(takes(rig, 5.0, KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         rig.execute(call_id="c1")
     record = only(rig)
     assert (record.state, record.error.code, record.error.terminal) == ("failed", "outcome_unknown", True)
     assert "the caller was interrupted (KeyboardInterrupt)" in record.error.message
     assert UNKNOWN_HINT in record.error.message
-    assert attempts(rig) == [(0, 500, "cancelled", False)]
+    assert attempts(rig) == [(0, 5_000, "cancelled", False)]
 
 
 def test_a_call_of_an_idempotent_tool_whose_caller_was_interrupted_may_run_again() -> None:
     rig = Rig()
-    rig.tool(takes(rig, 0.5, KeyboardInterrupt()), "second", idempotent=True)
+    rig.tool(takes(rig, 5.0, KeyboardInterrupt()), "second", idempotent=True)
     with pytest.raises(KeyboardInterrupt):
         rig.execute(call_id="c1")
     assert only(rig).state == "cancelled"
-    assert attempts(rig) == [(0, 500, "cancelled", False)]
+    assert attempts(rig) == [(0, 5_000, "cancelled", False)]
     assert rig.execute(call_id="c1").content == "second"
 
 
@@ -162,8 +162,8 @@ def test_metrics_hear_how_long_calls_took() -> None:
     rig, durations = measured()
     refused = ConnectionRefusedError(111, "refused")
     rig.tool(
-        takes(rig, 0.25),
-        takes(rig, 0.5, ValueError("no")),
+        takes(rig, 2.5),
+        takes(rig, 5.0, ValueError("no")),
         takes(rig, 0.75, refused),
         idempotent=True,
         reuse="session",
@@ -174,10 +174,10 @@ def test_metrics_hear_how_long_calls_took() -> None:
     rig.execute(call_id="c3", params={"to": "bob"})
     rig.execute(call_id="c4", params={"to": "eve"}, attempts=1)
     assert durations.took == [
-        ("success", 250),
+        ("success", 2_500),
         ("success", 0),
         ("success", 0),
-        ("error", 500),
+        ("error", 5_000),
         ("retriable_error", 750),
     ]
     hits = {labels[2]: count for labels, count in durations.counts.items() if labels[0] == "hits"}
@@ -193,13 +193,13 @@ def test_a_stream_that_is_read_to_its_end() -> None:
     @rig.gateway.tool("read", idempotent=True)
     def chunks() -> Iterator[str]:
         for word in ("a", "b"):
-            rig.clock.advance(0.25)
+            rig.clock.advance(2.5)
             yield word
 
     assert list(chunks()) == ["a", "b"]
-    assert attempts(rig) == [(0, 500, "", False)]
+    assert attempts(rig) == [(0, 5_000, "", False)]
     (end,) = rig.ears.of("tool_call_end")
-    assert end["elapsedMs"] == pytest.approx(500)
+    assert end["elapsedMs"] == pytest.approx(5_000)
 
 
 @pytest.mark.parametrize(
@@ -218,15 +218,15 @@ def test_a_stream_that_fails(
 
     @rig.gateway.tool("read", idempotent=idempotent)
     def chunks() -> Iterator[str]:
-        rig.clock.advance(0.25)
+        rig.clock.advance(2.5)
         yield "a"
-        rig.clock.advance(0.25)
+        rig.clock.advance(2.5)
         raise error
 
     with pytest.raises(Exception):  # noqa: B017 - the tool's own, or one that says it is unknown
         list(chunks())
     (start, end, said, again) = attempts(rig)[0]
-    assert (start, end) == (0, 500)
+    assert (start, end) == (0, 5_000)
     assert said
     if retriable is not None:
         assert again is retriable
@@ -243,13 +243,13 @@ def test_a_stream_whose_reader_goes_away(idempotent: bool) -> None:
     @rig.gateway.tool("read", idempotent=idempotent)
     def chunks() -> Iterator[str]:
         for word in ("a", "b", "c"):
-            rig.clock.advance(0.25)
+            rig.clock.advance(2.5)
             yield word
 
     stream = chunks()
     assert next(stream) == "a"
     stream.close()  # type: ignore[attr-defined]
-    assert attempts(rig) == [(0, 250, "cancelled", False)]
+    assert attempts(rig) == [(0, 2_500, "cancelled", False)]
     assert only(rig).state == ("cancelled" if idempotent else "failed")
 
 
