@@ -36,7 +36,7 @@ def test_a_result_that_cannot_be_kept_was_one_attempt() -> None:
     rig.tool(object())
     result = rig.execute(call_id="c1")
     assert "not kept" in result.output.metadata["payload"]
-    (record,) = rig.records()
+    record: Any = rig.records()[0]
     assert (record.state, record.execution.attempt_count) == ("done", 1)
 
 
