@@ -187,19 +187,17 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
     decision = rules.decide(got, claimant)
     if plan.watched_only:
         return _watched(call, decision)
-    if isinstance(decision, rules.Reuse):
-        return _reuse(call, decision, got)
     if isinstance(decision, (rules.Wait, rules.Busy)) and certainly_dead(got.current.owner):
         decision = rules.decide(got, claimant._replace(owner_gone=True))
     match decision:
+        case rules.Reuse():
+            return _reuse(call, decision, got)
         case rules.Run(version) | rules.Ask(version):
             return _take(call, version)
         case rules.Spend(version, found):
             return _spend(call, version, found, got.now_ms)
         case rules.Pending(version, found):
             return _pending(call, version, found)
-        case rules.Reuse():
-            return _reuse(call, decision, got)
         case rules.Wait(version, left_ms):
             if is_of_process(got.current.owner, call.template.owner) and is_waited_for(call.key):
                 return answered(call, outcomes.reentrant(name))

@@ -180,7 +180,7 @@ def interrupted(call: GuardedCall, why: str) -> Settlement:
     extras = call.extras
     if call.value is not NOTHING:  # the tool had returned
         return _as_returned(call)
-    in_tool = call.entered > len(call.attempts) and call.value is NOTHING
+    in_tool = call.entered > len(call.attempts)
     if not (extras.dispatched or extras.may_have_applied or in_tool):
         return not_dispatched(call)
     if call.plan.idempotent:
