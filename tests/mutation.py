@@ -194,7 +194,7 @@ def _only_says(node: ast.AST) -> bool:
     if isinstance(node.value, ast.Constant):
         return True  # a docstring
     call = node.value.func if isinstance(node.value, ast.Call) else None
-    return isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "log"
+    return isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id.endswith("log")
 
 
 def _functions(tree: ast.AST, path: str = "") -> Iterator[tuple[str, ast.stmt]]:

@@ -604,3 +604,80 @@ def test_a_stream_that_nobody_reads_is_broken_off_after_the_pause_it_may_make() 
     leases.renew_due(journal, clock.monotonic() + 10.001)
     assert broken == ["its stream was not read for too long"]
     assert not leases.holds(call)
+
+
+# -- who is woken -----------------------------------------------------------------------------------------------------
+
+
+class _Woken(Leases):
+    """Attached to nobody: it notes whom it wakes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, store: Any = None) -> None:
+        super().__init__(store or Faulty(), ManualClock(0.5), Settings(), attached=False)
+        self._attached = True
+        self.woken: list[str] = []
+        monkeypatch.setattr(module._service, "wake", lambda: self.woken.append("thread"))
+
+    def _mend_beside(self) -> None:
+        self.woken.append("mender")
+
+
+def test_who_is_woken_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = _Woken(monkeypatch)
+    leases._hurry()
+    assert leases.woken == ["thread"]
+    leases.breaker.is_open = True
+    leases._hurry()
+    assert leases.woken[1:] == ["thread", "mender"]
+    leases.breaker.is_open = False
+    leases._unfinished.append(module.Left(_Claimed(1), None))
+    leases._hurry()
+    assert leases.woken[3:] == ["thread", "mender"]
+    leases.woken.clear()
+    leases.look()
+    assert leases.woken == ["mender"]
+
+
+def test_a_store_that_works_again_wakes_who_renews(monkeypatch: pytest.MonkeyPatch) -> None:
+    leases = _Woken(monkeypatch)
+    leases.breaker.is_open = True
+    assert leases._mend(leases._clock.monotonic()) == 0.0
+    assert not leases.breaker.is_open
+    assert leases.woken == ["thread"]
+
+
+def test_a_store_that_fails_while_something_is_written_is_looked_at_after_a_pause() -> None:
+    store = Faulty()
+    leases, clock = detached(store)
+    leases.breaker.on = True
+    leases.resume = _refuse
+    leases.finish(_Claimed(1), None)
+    store.fail("renew")
+    assert leases._mend(clock.monotonic()) == pytest.approx(0.1)
+    assert leases.breaker.is_open
+
+
+def test_the_thread_that_mends_has_a_name_and_does_not_keep_the_process() -> None:
+    leases: Any
+    leases, _ = detached()
+    leases._wanted = wanted = _Queue()
+    go = threading.Event()
+    leases._mend_until_well = lambda: go.wait(PATIENCE_S)
+    leases._mend_beside()
+    thread = leases._mender
+    leases._mend_beside()
+    assert leases._mender is thread
+    assert (thread.name, thread.daemon, wanted.puts) == ("antiphon-mend", True, 2)
+    go.set()
+
+
+def test_a_call_that_is_left_while_the_last_one_is_written_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    leases, _ = detached()
+    leases.finish(_Claimed(1), None)
+    kept: list[Any] = []
+    late = module.Left(_Claimed(2), None)
+    monkeypatch.setattr(module._service, "leave", lambda _: leases._unfinished.append(late))
+    monkeypatch.setattr(module._service, "keep", kept.append)
+    leases._drop(leases._unfinished[0])
+    assert leases._unfinished == [late]
+    assert kept == [leases]
