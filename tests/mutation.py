@@ -53,7 +53,7 @@ FILES = (
     *(f"_replay/{name}.py" for name in ("recording", "observe", "strict", "explore")),
 )
 TESTS = (
-    *(f"tests/unit/{name}" for name in ("decide", "keys", "gateway", "pitfalls", "turn", "replay")),
+    *(f"tests/unit/{name}" for name in ("decide", "keys", "gateway", "pitfalls", "turn", "sim", "recording", "replay")),
     "tests/integration/usage/test_sagas.py",
 )
 _PYTEST = (*"-q -x -s -p no:cacheprovider -p no:xdist --timeout=0 --no-header -k".split(), "not redis and not postgres")

@@ -79,7 +79,7 @@ KINDS = ["run.started", "call.started", "call.finished", "run.finished"]
 
 
 def test_a_call_with_a_deadline_is_in_the_log_of_its_run(store: Heard) -> None:
-    app = Antiphon({"telemetry": {"logs": False}}, store=store)  # type: ignore[arg-type]
+    app = Antiphon({"telemetry": {"logs": False}}, store=store)
     app.gateway.tool("send", idempotent=False)(lambda to: "sent")
     with app.run("deadline") as run:
         assert app.gateway.execute(soon()).content == "sent"
@@ -88,7 +88,7 @@ def test_a_call_with_a_deadline_is_in_the_log_of_its_run(store: Heard) -> None:
 
 
 async def test_so_is_one_of_an_event_loop(store: Heard) -> None:
-    app = Antiphon({"telemetry": {"logs": False}}, store=store)  # type: ignore[arg-type]
+    app = Antiphon({"telemetry": {"logs": False}}, store=store)
     gateway: RecordingGateway = app.async_gateway
 
     @gateway.tool("send", idempotent=False)
