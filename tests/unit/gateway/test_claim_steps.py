@@ -1,0 +1,177 @@
+"""What a call does about the record that it finds: it waits for people and for equal calls, asks the read-back of its
+tool, and answers from what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from antiphon import Antiphon, Happened
+from antiphon._drive import drive
+from antiphon._gateway.context import CallContext
+from antiphon.contract.approval import ASKING
+from antiphon.decide.claim import RESOLVED
+from antiphon.ops.approvals import Approvals
+from antiphon.ports import Settlement
+from antiphon.stores import MemoryStore
+from tests.unit.gateway.kit import AsyncRig, Rig, envelope, request_of
+
+PAUSES = [0.05, 0.1, 0.2, 0.4, 0.8]
+
+# -- waiting for a person ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("deadline_s", "waits_s"), [(None, 10.0), (3.0, 3.0), (60.0, 10.0)])
+def test_a_call_waits_for_a_person_less_and_less_often(deadline_s: float | None, waits_s: float) -> None:
+    rig = Rig()
+    script = rig.tool("paid", approve="always", approval_wait=10.0)
+    deadline = None if deadline_s is None else rig.clock.now_ms() + int(deadline_s * 1000)
+    assert rig.execute(call_id="c1", deadline_at_ms=deadline).code == "approval_required"
+    slept = rig.clock.slept
+    assert slept[:5] == PAUSES
+    assert set(slept[5:-1]) == {1.0}
+    assert sum(slept) == pytest.approx(waits_s)
+    assert len(script) == 0
+
+
+def test_a_synchronous_call_inside_an_event_loop_does_not_wait_for_a_person() -> None:
+    rig = Rig()
+    rig.tool("paid", approve="always", approval_wait=10.0)
+
+    async def inside() -> Any:
+        return rig.execute(call_id="c1")
+
+    assert asyncio.run(inside()).code == "approval_required"
+    assert rig.clock.slept == []
+
+
+async def test_a_task_waits() -> None:
+    rig = AsyncRig()
+
+    @rig.gateway.tool("send", idempotent=False, approve="always", approval_wait=1.0)
+    async def send(to: str) -> str:
+        return "sent"
+
+    assert (await rig.execute(call_id="c1")).code == "approval_required"
+    assert rig.clock.slept[:4] == PAUSES[:4]
+
+
+def test_a_question_is_told_once() -> None:
+    rig = Rig()
+    rig.tool("paid", approve="always")
+    first = rig.execute(call_id="c1")
+    again = rig.execute(call_id="c1")
+    assert first.error.approval_id == again.error.approval_id
+    assert len(rig.ears.of("approval.requested")) == 1
+
+
+def test_a_call_that_asks_shows_no_arguments_and_one_that_was_approved_says_by_what() -> None:
+    """For whoever finds the claim of a worker that was lost."""
+    store = MemoryStore()
+    app = Antiphon({"telemetry": {"logs": False}}, store=store)
+    seen: list[Any] = []
+
+    def pay(amount: int) -> str:
+        seen.append(store.open_sync().list(tenant="default")[0].arguments)
+        return "paid"
+
+    app.gateway.tool("pay", idempotent=False, approve="always")(pay)
+    wire = envelope("pay", {"amount": 10}, call_id="c1")
+    approval = str(app.gateway.execute(wire).error.approval_id)  # type: ignore[union-attr]
+    drive(Approvals(app, actor="grace", where="test").decide(approval, "approve"))
+    assert app.gateway.execute(wire).content == "paid"
+    assert len(seen) == 1
+    assert seen[0] != ASKING
+    assert approval in seen[0]
+
+
+# -- read-backs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_read_back_is_told_which_call_it_was() -> None:
+    rig = Rig()
+    asked: list[CallContext] = []
+
+    def reconcile(params: dict[str, Any], ctx: CallContext) -> Any:
+        asked.append(ctx)
+        return Happened({"id": 1})
+
+    rig.tool(TimeoutError("no answer"), reconcile=reconcile)
+    assert rig.execute(call_id="c1", request_id="r1").code == "outcome_unknown"
+    again = rig.execute(call_id="c1")
+    assert (again.content, again.from_cache) == ({"id": 1}, True)
+    assert again.output.metadata == {"reconciled": True}
+    (ctx,) = asked
+    assert (ctx.attempt, ctx.request_id, ctx.call_id, ctx.session, ctx.actor) == (0, "r1", "c1", "s1", "a1")
+    record: Any = rig.records()[0]
+    assert (record.state, record.execution.attempt_count) == ("done", 1)
+    assert rig.execute(call_id="c1").content == {"id": 1}
+    assert len(asked) == 1
+
+
+def test_what_a_read_back_found_and_cannot_be_kept_is_the_answer() -> None:
+    rig = Rig()
+    found = object()
+    rig.tool(TimeoutError("no answer"), reconcile=lambda params: Happened(found))
+    rig.execute(call_id="c1")
+    again = rig.execute(call_id="c1")
+    assert again.status == "success"
+    assert "not kept" in again.output.metadata["payload"]
+    assert rig.records()[0].state == "done"
+
+
+def test_another_call_that_has_the_read_back_made_shares_what_it_found() -> None:
+    rig = Rig()
+    script = rig.tool(TimeoutError("no answer"), "second", reconcile=lambda params: Happened("sent after all"))
+    rig.execute(call_id="c1")
+    answers = [rig.execute(call_id=name).content for name in ("c2", "c2", "c1")]
+    assert answers == ["sent after all"] * 3
+    assert len(script) == 1
+
+
+@pytest.mark.parametrize(("answer", "said"), [("yes", "not str"), (Happened, "write it with parentheses")])
+def test_a_read_back_that_says_neither_settles_nothing(answer: Any, said: str) -> None:
+    rig = Rig()
+    rig.tool(TimeoutError("no answer"), reconcile=lambda params: answer)
+    rig.execute(call_id="c1")
+    again = rig.execute(call_id="c1")
+    assert again.code == "outcome_unknown"
+    assert said in again.error.message
+
+
+# -- kept answers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_worker_leaves_an_unknown_outcome_of_one_attempt() -> None:
+    rig = Rig()
+    rig.tool("sent")
+    rig.execute(call_id="c0", params={"to": "first"})
+    rig.store.open_sync().begin(request_of(rig, identity="lost", owner="another.1.2.3", lease_ms=1_000))
+    rig.clock.advance(1.5)
+    assert rig.execute(call_id="lost").code == "outcome_unknown"
+    record: Any = next(one for one in rig.records() if one.request.identity == "lost")
+    assert (record.state, record.error.code) == ("failed", "outcome_unknown")
+    assert "its worker was lost" in record.error.message
+    assert (record.execution.attempt_count, tuple(record.execution.attempts or ())) == (1, ())
+
+
+@pytest.mark.parametrize("value", ["settled by hand", None])
+def test_what_an_operator_settled_is_given_and_then_stands(value: Any) -> None:
+    store = MemoryStore()
+    app = Antiphon({"telemetry": {"logs": False}}, store=store)
+
+    def send(to: str) -> str:
+        raise TimeoutError("no answer")
+
+    app.gateway.tool("send", idempotent=False)(send)
+    app.gateway.execute(envelope(call_id="c1"))
+    journal = store.open_sync()
+    (record,) = journal.list(tenant="default")
+    payload = None if value is None else msgspec.json.encode(value)
+    assert journal.settle(record.key, record.version, Settlement("done", 60_000, payload=payload, error=RESOLVED))
+    for _ in range(2):
+        again: Any = app.gateway.execute(envelope(call_id="c1"))
+        assert (again.status, again.content, again.from_cache) == ("success", value, True)
