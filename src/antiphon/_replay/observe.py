@@ -271,7 +271,7 @@ class Observer:
         differences = diff_values(_comparable(recorded.payload), _comparable(payload), limit=_SHOWN)
         if differences:
             kind = "draw" if row.type == "draw" else "changed"
-            words = _words(row.type, recorded.payload if row.type == "call.finished" else payload)
+            words = _words(row.type, payload)
             self.add(DivergenceFound(kind, recorded.lane, place, recorded.seq, words, tuple(differences)))
         elif row.type == "call.started":
             left = {name: recorded.payload.get(name) for name in NOTES_ONLY}

@@ -102,6 +102,43 @@ def test_another_kind_of_event_ends_the_comparison_of_its_lane() -> None:
     assert found.note == "recorded call.started, now draw"
 
 
+def test_after_another_kind_of_event_the_lane_is_not_compared() -> None:
+    script = Script()
+    script.call("look", {"n": 1}, "one")
+    script.call("look", {"n": 2}, "two")
+    seen = observer(script)
+    seen.see([BEGAN, Seen("prompt", site(), {}, {}), started("look", {"n": 9})])
+    assert kinds(seen) == ["type"]
+
+
+def test_true_for_one_is_a_difference_unless_the_digest_found_the_call() -> None:
+    script = Script()
+    script.events.clear()
+    script.add("run.started", {"input": 1})
+    script.call("look", {"n": 1}, "one", digest="d")
+    seen = observer(script)
+    seen.see([Seen("run.started", None, {"input": True}, {}), started("look", {"n": True}, digest="d")])
+    assert [(found.kind, found.seq) for found in seen.divergences] == [("changed", 0)]
+
+
+def test_the_end_of_a_call_whose_recorded_end_is_missing() -> None:
+    script = Script()
+    script.call("look", {"n": 1}, end=None)
+    seen = observer(script)
+    seen.answered(site(), next(iter(seen.recording.calls.values())))
+    seen.see([finished("one"), finished("of nobody", site("nobody"))])
+    assert seen.divergences == []
+
+
+def test_five_notes_of_a_call_are_told() -> None:
+    script = Script()
+    start: dict[str, Any] = {"kind": "llm", "name": "llm", "request": {}, "digest": "d"}
+    script.add("call.started", {**start, "providerRequest": dict.fromkeys("abcdefg", 1)}, call="0@1")
+    seen = observer(script)
+    seen.see([BEGAN, Seen("call.started", site(), {**start, "providerRequest": dict.fromkeys("abcdefg", 2)}, {})])
+    assert len(seen.notes) == 5
+
+
 def test_an_event_too_many() -> None:
     seen = observer(Script())
     seen.see([BEGAN, Seen("prompt", site(), {"name": "p"}, {}), Seen("prompt", site(), {"name": "q"}, {})])
@@ -186,6 +223,49 @@ def test_what_had_begun_before_the_first_difference_is_one() -> None:
     assert seen.consequences == []
 
 
+def test_what_is_left_of_the_lane_that_went_its_own_way_is_missing() -> None:
+    script = Script()
+    script.call("look", {"n": 1}, "one")
+    seen = observer(script)
+    seen.see([BEGAN._replace(payload={"name": "other"})])
+    seen.finish()
+    assert kinds(seen) == ["changed", "missing"]
+
+
+def test_a_miss_beyond_the_end_of_its_lane_is_at_its_last_event() -> None:
+    script = Script()
+    script.call("look", {"n": 1}, "one")
+    script.call("other", {}, "one", lane="0/a")
+    script.call("look", {"n": 2}, "two")
+    seen = observer(script)
+    seen.missed(Invocation("tool", "tools/none", {}, "d", site(index=10)))
+    seen.missed(Invocation("tool", "tools/none", {}, "d", site(lane="0/b")))
+    seen.finish()
+    assert kinds(seen) == ["miss", "miss", "missing"], "the other lane had begun before"
+    assert seen.consequences == []
+
+
+def test_another_output_is_no_way_of_its_own() -> None:
+    script = Script()
+    script.call("look", {"n": 1}, "one")
+    seen = observer(script)
+    seen.see([BEGAN])
+    seen.add(DivergenceFound("output", "0", 0, 0, "the output"))
+    seen.finish()
+    assert kinds(seen) == ["output", "missing"]
+
+
+def test_the_first_difference_stays_the_first() -> None:
+    script = Script()
+    script.call("one", {}, 1)
+    script.call("two", {}, 2, lane="0/a")
+    seen = observer(script)
+    seen.add(DivergenceFound("changed", "0", 0, 5, "x"))
+    seen.add(DivergenceFound("changed", "0", 0, 0, "x"))
+    seen.finish()
+    assert seen.consequences == []
+
+
 def test_lanes_inside_an_answered_call_are_not_missing() -> None:
     script = Script()
     outer = script.call("outer", {}, 1)
@@ -232,6 +312,20 @@ def test_one_that_was_not_made_is_named() -> None:
     changed, missing = seen.divergences
     assert (changed.kind, changed.seq) == ("changed", two.started)
     assert (missing.kind, missing.seq, missing.lane) == ("missing", one.started, ORPHAN_LANE)
+
+
+def test_the_second_that_was_not_made_is_named() -> None:
+    script = Script()
+    script.call("elsewhere", {}, 0)
+    script.call("one", {}, 1, lane=ORPHAN_LANE)
+    script.call("two", {}, 2, lane=ORPHAN_LANE)
+    seen = observer(script)
+    _, one, two = seen.recording.calls.values()
+    one.used = 1
+    seen.see([BEGAN, started("elsewhere", {}), started("one", {}, site("one", lane=ORPHAN_LANE))])
+    seen.finish()
+    (found,) = seen.divergences
+    assert (found.kind, found.seq) == ("missing", two.started)
 
 
 def test_a_call_that_begins_as_recorded_is_counted() -> None:
@@ -301,6 +395,9 @@ def test_candidates_are_unused_ones_of_the_lane_then_of_the_name_then_any() -> N
     elsewhere.used = 1
     assert seen._candidates(asked("tools/look", {})) == [one, two]
     assert seen._candidates(asked("tools/none", {})) == [one, two, elsewhere, other]
+    for number in range(300):
+        script.call("many", {"n": number}, 1)
+    assert len(observer(script)._candidates(asked("tools/many", {}))) == 200
 
 
 def test_a_recording_without_calls_has_no_nearest_one() -> None:
@@ -352,6 +449,7 @@ def test_tasks_that_are_not_awaited_any_more() -> None:
     seen = observer(script)
     now = {"a": {"cancelled": 1, "notAwaited": 2}, "b": {"neverRun": 1}, "c": {"cancelled": 1}, "d": {"cancelled": 0}}
     seen.loose_tasks(now)
+    assert {(found.lane, found.at) for found in seen.divergences} == {("0", 0)}
     assert [(found.kind, found.what, found.note, found.seq) for found in seen.divergences] == [
         ("task", "the task a is not awaited any more", "2 now, 0 in the recording", 1),
         ("task", "the coroutine b is never awaited now", "1 now, 0 in the recording", 1),
@@ -462,5 +560,6 @@ def test_true_is_not_one(left: Any, right: Any, same: bool) -> None:
 
 
 def test_a_value_is_equal_to_itself() -> None:
-    strange = {"a": {1}}
+    strange = {1}
     assert equal(strange, strange)
+    assert equal({"a": strange, "b": "x" * 99}, {"a": strange, "b": "".join(["x"] * 99)})

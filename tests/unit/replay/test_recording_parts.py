@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from antiphon._drive import AFTER
 from antiphon._replay import recording as module
 from antiphon._replay.recording import RecordedCall, not_kept, refusal_divergence, set_at
-from antiphon.contract.events import Event
+from antiphon.contract.events import UNSERIALISABLE, Event
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ports import AS_RECORDED, BEGUN, Answer
 from tests.unit.replay.made import RUN, Log, Script
@@ -372,6 +374,115 @@ def test_a_result_that_was_recorded_as_its_type() -> None:
     kept = Answer("ok", {"a": 1}, None, None, "recording", {})
     assert not_kept(kept) is None
     assert not_kept(kept._replace(chunks=["a", "b"])) is None
+
+
+NOT_KEPT = {UNSERIALISABLE: "Thing"}
+
+
+@pytest.mark.parametrize(
+    ("value", "chunks", "said"),
+    [
+        (1, None, None),
+        (NOT_KEPT, None, "it returned a Thing, which cannot be recorded"),
+        (None, ["a", NOT_KEPT], "it returned a Thing, which cannot be recorded"),
+        (NOT_KEPT, ["a"], "it returned a Thing, which cannot be recorded"),
+        (None, ["a", "b"], None),
+    ],
+)
+def test_a_result_that_was_recorded_as_the_name_of_its_type(value: Any, chunks: Any, said: str | None) -> None:
+    assert not_kept(Answer("ok", value, None, chunks, "recording", {})) == said
+
+
+def test_the_rest_of_a_list_stays() -> None:
+    assert set_at([1, 2, 3], "0", 9, "event 3") == [9, 2, 3]
+    assert set_at({"a": [1, [2, 3]]}, "a.1.0", 9, "event 3") == {"a": [1, [9, 3]]}
+    with pytest.raises(InvalidInput):
+        set_at([1, 2], "2", 9, "event 3")
+
+
+def test_a_call_that_was_given_up_says_after_how_long() -> None:
+    error = {"code": "cancelled", "message": "It was interrupted: CancelledError.", "class": ""}
+    script = Script()
+    script.call("look", {}, end={"outcome": "error", "error": error}, end_meta={"durationMs": 5.0})
+    recording = script.recording()
+    (call,) = recording.calls.values()
+
+    async def inside() -> Answer:
+        return recording.answer(call)
+
+    assert asyncio.run(inside()).meta == {AFTER: 5.0}
+
+
+def test_a_call_that_never_ended_says_so() -> None:
+    script = Script()
+    script.call("look", {}, end=None)
+    _, answer = only(script)
+    assert answer.error == {"code": "outcome_unknown", "message": "The recording ends before this call was answered."}
+
+
+def test_who_looks_at_the_events_sees_each_once() -> None:
+    script = Script()
+    script.call("look", {}, 1)
+    script.call("look", {"n": 2}, end=None)
+    seen: list[int] = []
+    recording = script.recording(seen=lambda event: seen.append(event.seq))
+    assert seen == [0, 1, 2, 3]
+    assert recording._open == {}
+
+
+@pytest.mark.parametrize(("length", "kept"), [(3_895, True), (3_896, False)])
+def test_an_event_of_four_kilobytes_is_kept(length: int, kept: bool) -> None:
+    script = Script()
+    at = script.add("prompt", {"a": "x" * length})
+    assert (at in script.recording()._kept) is kept
+
+
+def test_events_are_kept_until_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script()
+    for _ in range(5):
+        script.add("prompt", {"a": "x"})  # 202 bytes each, and 434 for the start of the run
+    sizes = [module._rough_size(event.payload, 10_000) for event in script.events]
+    monkeypatch.setattr(module, "KEEP_TOTAL_BYTES", sizes[0] + 3 * sizes[1])
+    recording = script.recording()
+    assert sorted(recording._kept) == [0, 1, 2, 3]
+    assert recording._kept_bytes == sizes[0] + 3 * sizes[1]
+    monkeypatch.setattr(module, "KEEP_TOTAL_BYTES", sizes[0] + 3 * sizes[1] - 1)
+    assert sorted(script.recording()._kept) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("request_", "vendor"), [({"provider": "__main__"}, "__main__"), ({"provider": "openai"}, None), (None, None)]
+)
+def test_the_model_of_a_script_is_known_by_its_first_call(request_: Any, vendor: str | None) -> None:
+    script = Script()
+    for provider in (request_, {"provider": "__main__"} if vendor else None):
+        start = {"kind": "llm", "name": "llm", "request": provider, "digest": "d", "variant": "v"}
+        script.add("call.started", start, call=f"0@{len(script.events)}")
+    recording = script.recording()
+    assert recording.script_vendor == vendor
+    assert recording.plain == {"d"}
+
+
+def test_a_call_without_a_variant_says_nothing_of_a_script() -> None:
+    script = Script()
+    start = {"kind": "llm", "name": "llm", "request": {"provider": "__main__"}, "digest": "d"}
+    script.add("call.started", start, call="0@1")
+    assert script.recording().script_vendor is None
+
+
+def test_a_key_made_from_placeholders_says_nothing_of_its_arguments() -> None:
+    script = Script()
+    start = {"kind": "tool", "name": "look", "namespace": "tools", "arguments": {"n": 1}, "digest": "d", "nth": 0}
+    script.add("call.started", {**start, "keyOf": "old"}, call="0@1")
+    assert script.recording().plain == set()
+
+
+def test_a_rewound_recording_has_forgotten_what_its_masks_stood_for() -> None:
+    recording = Script().recording()
+    rewound: list[int] = []
+    recording.masks.rewind = lambda: rewound.append(1)  # type: ignore[method-assign]
+    recording.rewind()
+    assert rewound == [1]
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
