@@ -454,9 +454,9 @@ class _Runner:
                 os.write(2, f"left out, it fails without a mutant: {item.nodeid}\n".encode())
                 self._failed = False
                 continue
-            for line in watched.lines:
+            for line in watched.lines.copy():  # threads that a test left behind still add to it
                 reach.lines.setdefault(line, []).append(number)
-            for function in watched.functions:
+            for function in watched.functions.copy():
                 reach.functions.setdefault(function, []).append(number)
         return reach
 
