@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from antiphon import Antiphon
 from antiphon._gateway.settings import Settings
 from antiphon.contract.spec import RetryPolicy
+from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import Hold, Rig
 from tests.unit.gateway.test_outage import faulty_rig
 
@@ -80,8 +83,7 @@ def test_a_hook_that_refuses_the_second_attempt() -> None:
     result = rig.execute(call_id="c1")
     assert len(script) == 1
     assert result.code == "ECONNREFUSED"
-    assert told[0] == (1, "retriable_error")
-    assert told[-1][0] == 2
+    assert told == [(1, "retriable_error"), (2, "retriable_error")], "the hooks of the refused attempt hear the answer"
 
 
 def test_an_attempt_for_which_there_is_no_thread_was_not_made() -> None:
@@ -106,23 +108,50 @@ def test_an_attempt_for_which_there_is_no_thread_was_not_made() -> None:
     hold.go.set()
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_answer_in_chunks_says_how_many(fails: bool) -> None:
-    rig = Rig()
+@pytest.mark.parametrize(("how", "chunks"), [("read", 2), ("fails", 2), ("left", 1)])
+def test_an_answer_in_chunks_says_how_many(how: str, chunks: int) -> None:
+    app = Antiphon({"telemetry": {"logs": False}}, store=MemoryStore())
 
-    @rig.gateway.tool("read", idempotent=True)
-    def chunks() -> Iterator[str]:
+    @app.gateway.tool("read", idempotent=True)
+    def words() -> Iterator[str]:
         yield "a"
         yield "b"
-        if fails:
+        if how == "fails":
             raise ValueError("no")
 
-    stream = chunks()
-    if fails:
-        with pytest.raises(ValueError, match="no"):
+    with app.run("stream") as run, contextlib.suppress(ValueError):
+        stream = words()
+        next(stream)
+        if how == "left":
+            stream.close()  # type: ignore[attr-defined]
+        else:
             list(stream)
-    else:
-        assert list(stream) == ["a", "b"]
-    result = rig.execute(tool="read", params={}, call_id="c1")
-    if not fails:
-        assert list(result.content) == ["a", "b"]
+    (end,) = (event for event in run.events() if event.type == "call.finished")
+    assert end.meta["metadata"] == {"chunks": chunks}
+
+
+def test_a_deadline_that_passes_while_the_claim_is_asked_for() -> None:
+    rig = Rig()
+    script = rig.tool("sent")
+    world = rig.gateway._world
+    real = world.journal.begin
+
+    def slow(*arguments: Any) -> Any:
+        rig.clock.advance(60.0)
+        return real(*arguments)
+
+    world.begin = slow
+    result = rig.execute(call_id="c1", deadline_at_ms=rig.clock.now_ms() + 30_000)
+    assert (len(script), result.attempts) == (0, 0)
+    assert result.status != "success"
+    assert rig.records()[0].state == "cancelled"
+
+
+def test_an_attempt_that_may_have_had_its_effect_leaves_it_open() -> None:
+    rig = Rig()
+    script = rig.tool(TimeoutError("no answer"), "second")
+    rig.clock.sleep = lambda seconds: rig.clock.advance(60.0)  # type: ignore[method-assign]
+    hints = {"expectedRetrySafe": True}
+    result = rig.execute(call_id="c1", hints=hints, deadline_at_ms=rig.clock.now_ms() + 30_000)
+    assert len(script) == 1
+    assert (result.status, result.code) == ("error", "outcome_unknown")

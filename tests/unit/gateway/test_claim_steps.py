@@ -12,6 +12,7 @@ import pytest
 from antiphon import Antiphon, Happened
 from antiphon._drive import drive
 from antiphon._gateway.context import CallContext
+from antiphon._gateway.ids import Fingerprints
 from antiphon.contract.approval import ASKING
 from antiphon.decide.claim import RESOLVED
 from antiphon.ops.approvals import Approvals
@@ -172,6 +173,22 @@ def test_what_an_operator_settled_is_given_and_then_stands(value: Any) -> None:
     (record,) = journal.list(tenant="default")
     payload = None if value is None else msgspec.json.encode(value)
     assert journal.settle(record.key, record.version, Settlement("done", 60_000, payload=payload, error=RESOLVED))
+    kept = []
     for _ in range(2):
         again: Any = app.gateway.execute(envelope(call_id="c1"))
         assert (again.status, again.content, again.from_cache) == ("success", value, True)
+        kept.append(journal.list(tenant="default")[0])
+    assert [one.error.code for one in kept] == ["resolved_and_served"] * 2  # type: ignore[union-attr]
+    assert kept[0].version == kept[1].version, "it stands"
+
+
+@pytest.mark.parametrize("key", [b"k" * 32, None])
+def test_an_operator_is_told_which_claim_to_settle(key: bytes | None) -> None:
+    fingerprints = Fingerprints() if key is None else Fingerprints(lambda: (key,))
+    rig = Rig(parts={"fingerprints": fingerprints})
+    rig.tool(TimeoutError("no answer"))
+    rig.execute(call_id="c1")
+    again = rig.execute(call_id="c1")
+    name = rig.ears.of("tool_call_blocked")[-1]["idempotencyKeyHash"]
+    assert (f"claims resolve {name}" in again.error.message) is (key is not None)
+    assert ("claims resolve KEY" in again.error.message) is (key is None)

@@ -107,3 +107,21 @@ def test_a_failed_call_may_be_made_again_in_its_turn() -> None:
     assert turn.call("send", {}, "c3").code == "denied", "a denied call is not one that ran"
     assert turn.call("send", {}, "c2").content == "second", "a redelivery"
     assert len(script) == 2
+
+
+def test_a_call_that_succeeded_in_the_end_is_not_made_again_in_its_turn() -> None:
+    rig = Rig()
+    script = rig.tool(ConnectionRefusedError(111, "refused"), "second", "third", idempotent=True)
+    turn = rig.gateway.session("s1").turn()
+    assert turn.call("send", {}, "c1").content == "second"
+    assert turn.call("send", {}, "c2").code == "denied"
+    assert len(script) == 2
+
+
+def test_an_id_of_a_turn_is_good_for_one_set_of_arguments() -> None:
+    rig = Rig()
+    script = rig.tool("first", "second")
+    turn = rig.gateway.session("s1").turn()
+    assert turn.call("send", {"to": "ada"}, "c1").content == "first"
+    assert turn.call("send", {"to": "bob"}, "c1").code == "idempotency_conflict"
+    assert len(script) == 1

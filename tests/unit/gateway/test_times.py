@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from antiphon import Antiphon
 from antiphon._gateway.outcome import UNKNOWN_HINT
@@ -99,6 +100,7 @@ def test_a_call_that_is_tried_again() -> None:
     result = rig.execute(call_id="c1")
     assert attempts(rig) == [(0, 5_000, "ECONNREFUSED", True), (5_100, 6_350, "", False)]
     assert result.duration_ms == pytest.approx(6_350)
+    assert (only(rig).output_redacted, only(rig).dispatched) == (UNSET, True)
     (retried,) = result.retried_by
     told = (retried.attempt, retried.delay_ms, retried.reason_code, retried.latency_ms)
     assert told == (1, pytest.approx(100), "ECONNREFUSED", pytest.approx(5_000))
@@ -116,6 +118,7 @@ def test_a_call_that_fails() -> None:
     assert result.duration_ms == pytest.approx(5_000)
     assert attempts(rig) == [(0, 5_000, result.code, False)]
     assert only(rig).error.terminal is True
+    assert "Arguments" not in only(rig).error.message
 
 
 def test_an_unknown_outcome() -> None:
@@ -126,6 +129,7 @@ def test_an_unknown_outcome() -> None:
     record = only(rig)
     assert (record.error.code, record.error.terminal) == ("outcome_unknown", True)
     assert [attempt[:2] for attempt in attempts(rig)] == [(0, 5_000)]
+    assert record.error.message.endswith(' Arguments: {"to":"ada"}'), "for the person who settles it"
     assert record.expires_at_ms - START_MS > 90 * 365 * 86_400_000, "until somebody settles it"
 
 
@@ -310,3 +314,18 @@ def test_the_guard_of_a_run_is_the_runs_own() -> None:
     for name in ("one", "two"):
         with app.run(name):
             assert tool(name) == "sent"
+
+
+def test_the_log_of_a_run_says_how_long_a_failed_call_took() -> None:
+    app = Antiphon({"telemetry": {"logs": False}}, store=MemoryStore())
+
+    def send(to: str) -> str:
+        raise ValueError("no")
+
+    tool = app.gateway.tool("send", idempotent=True)(send)
+    began = time.monotonic()
+    with app.run("failed") as run, pytest.raises(ValueError, match="no"):
+        tool("ada")
+    took_ms = (time.monotonic() - began) * 1000
+    (end,) = (event for event in run.events() if event.type == "call.finished")
+    assert 0 < end.meta["durationMs"] <= took_ms
