@@ -202,3 +202,44 @@ def test_arguments_without_a_canonical_form_would_be_refused() -> None:
     assert tool(object()) == "sent"
     assert [shadow["wouldHave"] for shadow in rig.ears.of("tool_call_shadow")] == ["validation_error"]
     assert [name for name, _ in rig.ears.heard].count("tool_call_start") == 1
+
+
+def would_have(rig: Rig) -> list[str]:
+    return [shadow["wouldHave"] for shadow in rig.ears.of("tool_call_shadow")]
+
+
+def test_each_call_is_told_and_counted_once() -> None:
+    rig = Rig(shadow=True)
+    rig.tool("sent")
+    rig.execute(call_id="c1")
+    rig.execute(call_id="c1")
+    assert [name for name, _ in rig.ears.heard] == ["tool_call_start", "tool_call_shadow", "tool_call_end"] * 2
+    assert would_have(rig) == ["run", "reuse"]
+    assert rig.tally.counts["calls", "tools/send", "success", "session"] == 2
+
+
+def test_a_failure_would_be_retried_or_leave_an_unknown_outcome() -> None:
+    rig = Rig(shadow=True)
+    rig.tool(ConnectionRefusedError(111, "refused"), idempotent=True)
+    rig.execute(call_id="c1")
+    assert would_have(rig) == ["run", "retry"]
+    rig = Rig(shadow=True)
+    rig.tool(TimeoutError("no answer"))
+    assert rig.execute(call_id="c1").code == "ETIMEDOUT"
+    error: Any = rig.records()[0].error
+    assert (error.code, error.should_retriable) == ("outcome_unknown", False)
+
+
+def test_a_stream_that_was_left_would_be_unknown() -> None:
+    rig = Rig(shadow=True)
+
+    @rig.gateway.tool("read", idempotent=False)
+    def chunks() -> Iterator[str]:
+        yield "a"
+        yield "b"
+
+    stream = chunks()
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    record: Any = rig.records()[0]
+    assert (record.state, record.error.code) == ("failed", "outcome_unknown")

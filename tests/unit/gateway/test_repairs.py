@@ -128,6 +128,7 @@ def test_a_repair_that_breaks_off_is_left_to_the_thread(second: tuple[str, str, 
     interrupted(rig)
     assert states(rig) == [("inflight", False)]
     assert left(rig) == 1
+    assert not rig.leases._held
     rig.leases.look()
     rig.clock.advance(2.0)
     rig.leases.look()
@@ -144,6 +145,7 @@ def test_a_claim_that_cannot_be_given_back_is_left_to_the_thread(error: BaseExce
     interrupted(rig)
     assert states(rig) == [("inflight", False)]
     assert left(rig) == 1
+    assert not rig.leases._held
     rig.leases.look()
     rig.clock.advance(2.0)
     rig.leases.look()
@@ -165,7 +167,8 @@ def test_an_interrupt_while_a_lost_claim_is_looked_at(step: str) -> None:
 
     script = rig.tool(lost)
     interrupted(rig)
-    assert len(script) == 1
+    assert (len(script), left(rig)) == (1, 1 if step == "read" else 0)
+    assert not rig.leases._held
     rig.leases.look()
     rig.clock.advance(2.0)
     rig.leases.look()
@@ -178,6 +181,7 @@ def test_an_interrupt_before_the_call_is_admitted_leaves_nothing() -> None:
     script = rig.tool("sent")
     interrupted(rig)
     assert (states(rig), left(rig), len(script)) == ([], 0, 0)
+    assert rig.ears.heard == [], "nobody has heard of it"
 
 
 def test_the_thread_of_a_store_that_fails_hears_of_it() -> None:
