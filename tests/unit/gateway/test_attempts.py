@@ -155,3 +155,30 @@ def test_an_attempt_that_may_have_had_its_effect_leaves_it_open() -> None:
     result = rig.execute(call_id="c1", hints=hints, deadline_at_ms=rig.clock.now_ms() + 30_000)
     assert len(script) == 1
     assert (result.status, result.code) == ("error", "outcome_unknown")
+
+
+def test_a_stream_that_is_left_early_gives_its_probe_back() -> None:
+    """A breaker that is half open lets one call through at a time; one that says nothing is not counted."""
+    rig = Rig()
+    fails = [True]
+
+    @rig.gateway.tool("read", idempotent=True, retry=SLOW)
+    def words() -> Iterator[str]:
+        if fails:
+            raise ConnectionResetError(104, "reset")
+        yield "a"
+        yield "b"
+
+    for _ in range(40):
+        with contextlib.suppress(Exception):
+            list(words())
+    breaker = rig.breaker("read")
+    assert breaker.state == "OPEN"
+    fails.clear()
+    rig.clock.advance(600.0)
+    stream = words()
+    assert next(stream) == "a"
+    assert breaker.state == "HALF_OPEN"
+    stream.close()  # type: ignore[attr-defined]
+    assert breaker.state == "HALF_OPEN"
+    assert list(words()) == ["a", "b"]

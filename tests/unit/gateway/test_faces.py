@@ -14,6 +14,7 @@ import pytest
 from antiphon import Antiphon, DidNotHappen, Happened
 from antiphon._gateway.gateway import AsyncGateway
 from antiphon._gateway.plan import Dependencies
+from antiphon.contract.spec import RetryPolicy
 from antiphon.ops.gateways import AsyncGateway as RecordingGateway
 from antiphon.stores import MemoryStore
 from tests.unit.gateway.heard import Heard
@@ -36,6 +37,19 @@ async def test_a_coroutine_behind_a_plain_decorator_is_awaited(timeout: float | 
     tool: Any = gateway.tool("send", idempotent=False, timeout=timeout)(hidden)
     assert await tool(to="ada") == "ada"
     await gateway.close()
+
+
+async def test_nor_does_it_escape_its_time_limit() -> None:
+    rig = AsyncRig()
+    never = asyncio.Event()
+
+    async def send(to: str) -> str:
+        await never.wait()
+        return to
+
+    hidden: Callable[..., Any] = lambda to: send(to)  # noqa: E731
+    rig.gateway.tool("send", idempotent=True, timeout=0.01, retry=RetryPolicy(max_attempts=1))(hidden)
+    assert (await rig.execute(call_id="c1")).status == "timeout"
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -40,6 +40,14 @@ def test_a_result_that_cannot_be_kept_was_one_attempt() -> None:
     assert (record.state, record.execution.attempt_count) == ("done", 1)
 
 
+def test_one_that_was_tried_twice_was_two() -> None:
+    rig = Rig()
+    rig.tool(ConnectionRefusedError(111, "refused"), object(), idempotent=True)
+    rig.execute(call_id="c1")
+    record: Any = rig.records()[0]
+    assert (record.state, record.execution.attempt_count) == ("done", 2)
+
+
 def test_an_outcome_that_is_not_recorded_is_reported() -> None:
     rig, store = faulty_rig()
     rig.tool("sent")

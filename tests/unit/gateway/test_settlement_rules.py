@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -128,7 +129,8 @@ def test_a_record_written_anew_takes_the_end() -> None:
     step = rules.anew(call, existing(record_of(rig, call, version=12)))
     assert (step.version, step.settlement) == (12, DONE_WITH)
     call.off_path().left = True
-    assert rules.anew(call, existing(record_of(rig, call, owner="another/process", version=12))) is DONE
+    soon = {"state": "done", "expires_at_ms": START_MS + 1_000}
+    assert rules.anew(call, existing(record_of(rig, call, owner="another/process", **soon))) is DONE
     assert rig.leases._unfinished == [], "it had a claim: nothing of it is under way"
 
 
@@ -240,6 +242,21 @@ def test_the_tool_had_returned(value: Any, payload: bytes | None) -> None:
     assert rules.interrupted(call, "why").attempt_count == 1
 
 
+def test_a_stream_had_ended() -> None:
+    rig = Rig()
+
+    @rig.gateway.tool("send", idempotent=False)
+    def chunks() -> Iterator[str]:
+        yield "a"
+
+    list(chunks())
+    call = new_call(rig.gateway._plans.plan(rig.gateway._plans.tools["send"]), {})
+    call.number, call.value = 1, ["a"]
+    assert rules.interrupted(call, "why").payload == b'["a"]'
+    call.value = ["x" * 300_000]
+    assert rules.interrupted(call, "why").payload is None
+
+
 def test_a_result_whose_attempt_was_not_noted_yet() -> None:
     rig = Rig()
     call = call_of(rig)
@@ -250,9 +267,12 @@ def test_a_result_whose_attempt_was_not_noted_yet() -> None:
     assert call.settlement is not None
     assert (call.settlement.state, call.settlement.payload) == ("done", b'"sent"')
     before = call.attempts
+    rig.leases.hold(call, 1.0)
     assert rules.settle_value(call) is SETTLE
     assert call.attempts == before, "noted once"
     assert not rig.leases.holds(call)
+    call.version = 0
+    assert rules.settle_value(call) is DONE, "there is no claim"
 
 
 def test_an_interrupted_call_that_has_an_outcome_keeps_it() -> None:
