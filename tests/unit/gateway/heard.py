@@ -10,11 +10,14 @@ from typing import Any
 
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.plan import Dependencies
+from antiphon._gateway.settings import Settings
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import envelope
 
 PATIENCE_S = 20.0
+NO_REFRESH_MS = 3_600_000
+"""Tests say when it is time to look for news."""
 
 
 class Steps(list[str]):
@@ -139,7 +142,8 @@ class Face:
 
     def __init__(self, kind: str, store: Any, **parts: Any) -> None:
         self.store = store
-        dependencies = Dependencies(store=store, **parts)
+        calm = {"settings": Settings(refresh_ms=NO_REFRESH_MS)}
+        dependencies = Dependencies(store=store, **(calm | parts))
         self.gateway: Any = (Gateway if kind == "sync" else AsyncGateway)(dependencies)
         self._loop = asyncio.new_event_loop() if kind == "async" else None
         self.made: list[str] = []

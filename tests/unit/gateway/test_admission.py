@@ -13,7 +13,7 @@ from antiphon._gateway.settings import Settings
 from antiphon.decide.loop import LoopPolicy
 from antiphon.ports import BreakerRow
 from antiphon.stores import MemoryStore
-from tests.unit.gateway.heard import Face, Heard
+from tests.unit.gateway.heard import NO_REFRESH_MS, Face, Heard
 from tests.unit.gateway.kit import START_MS, Rig
 
 
@@ -31,7 +31,7 @@ KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
 
 @KINDS
 def test_a_gateway_that_is_off_asks_the_store_for_nothing(kind: str, store: Heard) -> None:
-    face = Face(kind, store, settings=Settings(enabled=False))
+    face = Face(kind, store, settings=Settings(enabled=False, refresh_ms=NO_REFRESH_MS))
     face.tool()
     for number in range(3):
         assert face.execute(refresh=True, call_id=f"c{number}").content == "sent"
@@ -43,11 +43,13 @@ def test_a_gateway_that_is_off_asks_the_store_for_nothing(kind: str, store: Hear
 @pytest.mark.parametrize("off", [{"enabled": False}, {"shadow": True}])
 def test_one_that_is_off_or_watches_hears_of_changed_settings(kind: str, off: dict[str, Any], store: Heard) -> None:
     news: list[Settings] = []
-    face = Face(kind, store, settings=Settings(**off), reload=lambda: news.pop() if news else None)
+    face = Face(
+        kind, store, settings=Settings(**off, refresh_ms=NO_REFRESH_MS), reload=lambda: news.pop() if news else None
+    )
     face.tool()
     assert face.execute(refresh=True, call_id="c1").content == "sent"
     assert face.gateway._plans.next_refresh > 0, "not with every call"
-    news.append(Settings())
+    news.append(Settings(refresh_ms=NO_REFRESH_MS))
     assert face.execute(refresh=True, call_id="c2").content == "sent"
     assert face.execute(call_id="c3").content == "sent"
     again = face.execute(call_id="c3")
@@ -57,7 +59,7 @@ def test_one_that_is_off_or_watches_hears_of_changed_settings(kind: str, off: di
 
 @KINDS
 def test_one_that_watches_exchanges_breakers_beside_its_calls(kind: str, store: Heard) -> None:
-    face = Face(kind, store, settings=Settings(shadow=True))
+    face = Face(kind, store, settings=Settings(shadow=True, refresh_ms=NO_REFRESH_MS))
     face.tool()
     store.freeze("load_breakers", "begin")
     for number in range(3):
@@ -70,7 +72,7 @@ def test_one_that_watches_exchanges_breakers_beside_its_calls(kind: str, store: 
 
 @KINDS
 def test_one_that_watches_leaves_a_sick_store_alone(kind: str, store: Heard) -> None:
-    face = Face(kind, store, settings=Settings(shadow=True))
+    face = Face(kind, store, settings=Settings(shadow=True, refresh_ms=NO_REFRESH_MS))
     face.tool()
     store.fail("renew", "begin", "load_breakers")
     face.leases.breaker.failed(store.broken["begin"])

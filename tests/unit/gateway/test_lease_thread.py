@@ -123,7 +123,8 @@ def test_a_second_failure_is_mended_too(store: Heard) -> None:
     gateway.close()
 
 
-def test_close_writes_what_is_left(store: Heard) -> None:
+def test_close_writes_what_is_left(store: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_OF_ONE_S", PATIENCE_S)
     gateway = left_on(store)
 
     def repaired() -> None:
