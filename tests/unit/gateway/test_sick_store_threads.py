@@ -72,10 +72,13 @@ def test_a_frozen_claim_costs_no_more_than_the_deadline(face: Face, store: Heard
     assert face.execute(LATER_S, call_id="c1").content == "sent"
 
 
-def test_a_frozen_settlement_is_written_later(face: Face, store: Heard) -> None:
+def test_a_frozen_settlement_is_written_later(face: Face, store: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     face.tool()
     store.freeze("settle")
-    result = face.execute(SOON_S, call_id="c1")
+    breaker = face.leases.breaker
+    real = breaker.seconds_left
+    monkeypatch.setattr(breaker, "seconds_left", lambda until: SOON_S if face.made else real(until))
+    result = face.execute(LATER_S, call_id="c1")
     assert (result.content, result.output.metadata) == ("sent", {"notRecorded": "store_unavailable"})
     store.thaw()
     face.until(lambda: store.states == ["done"])
