@@ -43,15 +43,18 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "antiphon"
 EXPLAINED = ROOT / "docs" / "explanation" / "mutants.md"
-FILES = (
-    *(f"decide/{name}.py" for name in ("claim", "retry", "breaker", "loop", "classify", "_answers", "effects")),
-    "keys.py",
-    *(
+PARTS = {
+    "decide": tuple(
+        f"decide/{name}.py" for name in ("claim", "retry", "breaker", "loop", "classify", "_answers", "effects")
+    ),
+    "keys": ("keys.py",),
+    "call core": tuple(
         f"_gateway/{name}.py"
         for name in ("admission", "attempt", "call", "claim", "leases", "repair", "settlement", "late", "drivers")
     ),
-    *(f"_replay/{name}.py" for name in ("recording", "observe", "strict", "explore")),
-)
+    "matcher": tuple(f"_replay/{name}.py" for name in ("recording", "observe", "strict", "explore")),
+}
+FILES = tuple(file for files in PARTS.values() for file in files)
 TESTS = (
     *(f"tests/unit/{name}" for name in ("decide", "keys", "gateway", "pitfalls", "turn", "sim", "recording", "replay")),
     "tests/integration/usage/test_sagas.py",
@@ -525,8 +528,7 @@ def try_files(
             said(f"    {how}: {mutant.name} (line {mutant.line})")
         left[mutant.file] -= 1
         if not left[mutant.file]:
-            counted = found["mutants"] - found["explained"]
-            found["score"] = 100.0 * (found["killed"] + found["killed by time"]) / counted if counted else 100.0
+            found["score"] = _score([found])
             numbers = ", ".join(f"{found[kind]} {kind}" for kind in kinds)
             said(f"  {mutant.file}: {found['score']:.1f} % of {found['mutants']} mutants: {numbers}")
 
@@ -538,8 +540,14 @@ def try_files(
     return results
 
 
+def _score(found: list[dict[str, Any]]) -> float:
+    """How many of those that can be found were, in percent."""
+    counted = sum(one["mutants"] - one["explained"] for one in found)
+    return 100.0 * sum(one["killed"] + one["killed by time"] for one in found) / counted if counted else 100.0
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Print the score of each file; 1 if one is below the goal."""
+    """Print the score of each file and each part; 1 if a part is below the goal."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--only", default="", help="some files, with commas between: decide/claim.py,keys.py")
     parser.add_argument("--tests", default="", help=f"other tests than {', '.join(TESTS)}, with commas between")
@@ -566,7 +574,12 @@ def main(arguments: list[str] | None = None) -> int:
     said(f"{sum(found['mutants'] for found in results.values())} mutants in {time.monotonic() - began:.0f} s")
     if options.out:
         options.out.write_text(json.dumps(results, indent=1) + "\n")
-    low = [file for file in chosen if results[file]["score"] < options.goal]
+    scores = {}
+    for part, files in PARTS.items():
+        if found := [results[file] for file in files if file in results]:
+            scores[part] = _score(found)
+            said(f"{part}: {scores[part]:.1f} % in {len(found)} of its {len(files)} files")
+    low = [part for part, score in scores.items() if score < options.goal]
     said(f"below {options.goal:g} %: {', '.join(low) or 'none'}")
     return 1 if low else 0
 
