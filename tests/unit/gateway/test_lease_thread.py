@@ -433,11 +433,15 @@ def test_the_thread_sleeps_until_something_is_due_and_takes_all_wakes_at_once() 
 
 def test_the_thread_starts_once() -> None:
     service: Any = module._Service()
+    go = threading.Event()
+    service._work = lambda: go.wait(PATIENCE_S)
     service.wake()
     thread = service._thread
     service.wake()
     assert service._thread is thread
     assert (thread.name, thread.daemon, thread.is_alive()) == ("antiphon-leases", True, True)
+    go.set()
+    thread.join()
 
 
 def test_whoever_mends_waits_as_long_as_it_was_told_and_ends_when_all_is_well() -> None:
@@ -670,6 +674,7 @@ def test_the_thread_that_mends_has_a_name_and_does_not_keep_the_process() -> Non
     assert leases._mender is thread
     assert (thread.name, thread.daemon, wanted.puts) == ("antiphon-mend", True, 2)
     go.set()
+    thread.join()
 
 
 def test_a_call_that_is_left_while_the_last_one_is_written_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
