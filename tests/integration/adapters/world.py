@@ -18,16 +18,19 @@ class World:
         self.done: list[str] = []
         self.broken = False
         self._lock = threading.Lock()
+        self._charged = threading.Event()
         self.provider = FakeProvider(self.answer)
 
     def charge(self, order: str) -> str:
         """Charge an order."""
         with self._lock:
             self.done.append(order)
+        self._charged.set()
         return f"charged {order}"
 
     def flaky(self) -> str:
-        """Fail the first time."""
+        """Fail the first time, once something was charged: a framework cancels what still runs then."""
+        self._charged.wait(60)
         if not self.broken:
             self.broken = True
             raise RuntimeError("the worker died")
