@@ -553,7 +553,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tests", default="", help=f"other tests than {', '.join(TESTS)}, with commas between")
     parser.add_argument("--every", type=int, default=1, help="only each so many mutants: a sample (default: 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many mutants at a time")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of tests for each mutant at most (default: 15)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of tests for each mutant at most (default: 30)")
     parser.add_argument("--survivors", type=Path, help="only those of this result, which --out wrote")
     parser.add_argument("--goal", type=float, default=95.0, help="the least score in percent (default: 95)")
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
