@@ -29,7 +29,7 @@ COMMANDS = {"short": "python -m scripts.prove --short", "prove": "make prove", "
 _FAULTS = (
     ("kill", "worker killed (`kill -9`)"),
     ("pause", "worker paused beyond its lease"),
-    ("stall", "stall that nobody planned: a worker without processor or disk for half a second"),
+    ("stall", "unplanned stall: a worker starved of CPU or disk I/O for half a second"),
     ("server killed", "server killed and started again"),
     ("server restarted", "server stopped and started again"),
     ("server frozen", "server frozen"),

@@ -4,11 +4,10 @@
     python -m tests.faults.campaign --store redis-failover --kills 2 --faults 4
     python -m tests.faults.campaign --store redis-cluster --planted slot-without-its-keys   (must end with code 1)
 
-A recorder, a process of its own, counts the effects, and notes when a worker got no processor or no disk for a part of
-a lease. The driver writes down what it asked for, what was answered and what it broke. ``history.check`` reads the two
-logs; it decides. Each fault of the store (``stages.py``) is made
-``--faults`` times. Workers are synchronous, on asyncio or on uvloop; where the store is a server, every second one uses
-TLS.
+A recorder, a process of its own, counts the effects, and keeps what workers say of stalls: times in which they were
+starved of CPU or disk I/O. The driver writes down what it asked for, what was answered and what it broke.
+``history.check`` reads the two logs; it decides. Each fault of the store (``stages.py``) is made ``--faults`` times.
+Workers are synchronous, on asyncio or on uvloop; where the store is a server, every second one uses TLS.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ def _work(place: _Place, name: str, pipe: Connection) -> None:
 
 
 def _notice_stalls(place: _Place, name: str) -> None:
-    """Tell the recorder when the machine left this process without processor or disk for a part of a lease."""
+    """Tell the recorder when this process was starved of CPU or disk I/O for a part of a lease."""
     locks = place.url.startswith("sqlite:")  # perhaps in the middle of a write, for which everybody waits
     with tempfile.TemporaryFile(dir=place.clock.parent) as file:
         last = time.monotonic()

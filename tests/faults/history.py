@@ -1,8 +1,8 @@
 """Checks the history of a campaign after the fact: it has never seen a gateway or a store, only two logs.
 
 The driver's log has the calls, their answers and the faults; the recorder's log has the effects, and the stalls: times
-in which the machine left a worker without processor or disk. Times are those of the machine's monotonic clock, the same
-for all processes.
+in which a worker was starved of CPU or disk I/O. Times are those of the machine's monotonic clock, the same for all
+processes.
 """
 
 from __future__ import annotations

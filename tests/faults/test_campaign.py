@@ -89,7 +89,7 @@ def test_a_pause_in_the_middle_of_a_write_holds_up_everybody() -> None:
     assert "no fault explains it" in check(driver, []).violations[0]
 
 
-def test_a_worker_without_processor_or_disk_may_lose_its_lease() -> None:
+def test_a_starved_worker_may_lose_its_lease() -> None:
     driver = [_call(1, "r1"), _call(2, "r1", worker="w2", at=1.1), _answer(2, 2, at=4.0), _answer(1, 1, at=4.1)]
     effects = [_effect(1, "r1"), _effect(2, "r1", call=2, worker="w2", at=3.5)]
     assert "although nothing was wrong" in check(driver, effects).violations[0]

@@ -25,6 +25,8 @@ class Faulty:
         self.broken: dict[str, Exception] = {}
         self.lost: set[str] = set()
         """Steps that are carried out but whose answer gets lost."""
+        self.once: list[tuple[str, str, BaseException]] = []
+        """Steps that raise one time, in this order: ``before`` they are carried out, or ``after``."""
         self.asked: list[str] = []
 
     def fail(self, *steps: str, error: Exception | None = None) -> None:
@@ -54,10 +56,14 @@ class _FaultyJournal:
 
         def before() -> None:
             store.asked.append(name)
+            if store.once and store.once[0][:2] == (name, "before"):
+                raise store.once.pop(0)[2]
             if name in store.broken:
                 raise store.broken[name]
 
         def after(answer: Any) -> Any:
+            if store.once and store.once[0][:2] == (name, "after"):
+                raise store.once.pop(0)[2]
             if name in store.lost:
                 store.lost.discard(name)
                 raise StoreUnavailable("The answer was lost.")

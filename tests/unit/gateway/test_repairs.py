@@ -11,61 +11,16 @@ from antiphon import Antiphon
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import Rig, envelope
+from tests.unit.gateway.test_outage import Faulty
 
 REFUSED = ConnectionRefusedError(111, "refused")
 
 
-class Breaks:
-    """A store whose steps raise on order, each once: before they are carried out, or after."""
-
-    url = "memory://breaks"
-    in_process = False
-
-    def __init__(self, inner: MemoryStore | None = None) -> None:
-        self.inner = inner or MemoryStore()
-        self.plan: list[tuple[str, str, BaseException]] = []
-        self.asked: list[str] = []
-
-    def then(self, step: str, when: str, error: BaseException) -> None:
-        self.plan.append((step, when, error))
-
-    def open_sync(self) -> Any:
-        return _Journal(self, self.inner.open_sync())
-
-
-class _Journal:
-    durable = True
-
-    def __init__(self, store: Breaks, inner: Any) -> None:
-        self._store, self._inner = store, inner
-
-    def subscribe_breakers(self, *_: Any) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        store, step = self._store, getattr(self._inner, name)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            store.asked.append(name)
-            due = store.plan[0] if store.plan and store.plan[0][0] == name else None
-            if due is not None:
-                store.plan.pop(0)
-                if due[1] == "before":
-                    raise due[2]
-            answer = step(*args, **kwargs)
-            if due is not None:
-                raise due[2]
-            return answer
-
-        return run
-
-
-def rig_on(*plan: tuple[str, str, BaseException], **settings: Any) -> tuple[Rig, Breaks]:
-    store = Breaks()
+def rig_on(*plan: tuple[str, str, BaseException], **settings: Any) -> tuple[Rig, Faulty]:
+    store = Faulty()
     rig = Rig(store=store, **settings)
     store.inner = MemoryStore(clock=rig.clock)
-    for step in plan:
-        store.then(*step)
+    store.once += plan
     return rig, store
 
 
@@ -76,6 +31,13 @@ def states(rig: Rig) -> list[tuple[str, bool]]:
 def left(rig: Rig) -> int:
     """Calls that the process's own thread has to finish."""
     return len(rig.leases._unfinished)
+
+
+def mend(rig: Rig) -> None:
+    """The process's own thread looks at the store, and once more when a failure is over."""
+    rig.leases.look()
+    rig.clock.advance(2.0)
+    rig.leases.look()
 
 
 def interrupted(rig: Rig, **changes: Any) -> None:
@@ -129,9 +91,7 @@ def test_a_repair_that_breaks_off_is_left_to_the_thread(second: tuple[str, str, 
     assert states(rig) == [("inflight", False)]
     assert left(rig) == 1
     assert not rig.leases._held
-    rig.leases.look()
-    rig.clock.advance(2.0)
-    rig.leases.look()
+    mend(rig)
     assert states(rig) == [("done", True)]
     assert left(rig) == 0
     assert rig.execute(call_id="c1").content == "sent"
@@ -146,9 +106,7 @@ def test_a_claim_that_cannot_be_given_back_is_left_to_the_thread(error: BaseExce
     assert states(rig) == [("inflight", False)]
     assert left(rig) == 1
     assert not rig.leases._held
-    rig.leases.look()
-    rig.clock.advance(2.0)
-    rig.leases.look()
+    mend(rig)
     assert states(rig) == [("cancelled", False)]
     assert left(rig) == 0
     assert len(script) == 0
@@ -162,16 +120,14 @@ def test_an_interrupt_while_a_lost_claim_is_looked_at(step: str) -> None:
     def lost(**_: Any) -> str:
         journal = store.inner.open_sync()
         journal.clear(journal.list(tenant="default")[0].key)
-        store.then(step, "before", STOP)
+        store.once.append((step, "before", STOP))
         return "sent"
 
     script = rig.tool(lost)
     interrupted(rig)
     assert (len(script), left(rig)) == (1, 1 if step == "read" else 0)
     assert not rig.leases._held
-    rig.leases.look()
-    rig.clock.advance(2.0)
-    rig.leases.look()
+    mend(rig)
     assert left(rig) == 0
     assert states(rig) == [], "an operator cleared it"
 
@@ -199,12 +155,12 @@ def test_the_thread_of_a_store_that_fails_hears_of_it() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_claim_interrupted_in_a_run_is_in_its_log(when: str) -> None:
-    store = Breaks()
-    app = Antiphon({"telemetry": {"logs": False}}, store=store)  # type: ignore[arg-type]
+    store = Faulty()
+    app = Antiphon({"telemetry": {"logs": False}}, store=store)
     made: list[str] = []
     app.gateway.tool("send", idempotent=False)(lambda to: made.append(to))
     with app.run("interrupted") as run:
-        store.then("begin", when, STOP)
+        store.once.append(("begin", when, STOP))
         with pytest.raises(KeyboardInterrupt):
             app.gateway.execute(envelope(call_id="c1"))
     kinds = [event.type for event in run.events()]
