@@ -544,6 +544,16 @@ def the_asker_approves_in_its_framework(desk: Desk) -> None:
     assert desk.framework(actor="grace", shown_in="framework", verdict=YES).code == "approval_required"
 
 
+def an_answer_to_a_question_that_nobody_was_shown(desk: Desk) -> None:
+    assert desk.framework(shown_in="framework", verdict=YES).code == "approval_required"
+
+
+def an_answer_where_the_question_was_shown_elsewhere(desk: Desk) -> None:
+    asked = desk.asked()
+    assert desk.framework(shown_in="framework", verdict=YES).error.approval_id != asked
+    assert [desk.framework(shown_in="framework").code for _ in range(2)] == ["approval_required"] * 2
+
+
 def a_call_that_only_asks_dispatches_nothing(desk: Desk) -> None:
     desk.approved()
     assert [desk.framework(only_asks=True).code for _ in range(2)] == ["approval_granted"] * 2
@@ -590,6 +600,8 @@ NOTHING_RUNS: list[Callable[[Desk], None]] = [
     an_approval_shown_in_another_framework,
     an_approval_that_names_another,
     the_asker_approves_in_its_framework,
+    an_answer_to_a_question_that_nobody_was_shown,
+    an_answer_where_the_question_was_shown_elsewhere,
     a_call_that_only_asks_dispatches_nothing,
     a_scanner_follows_the_link,
     a_forged_link,
@@ -772,6 +784,14 @@ def _framework(desk: Desk, n: int) -> None:
     assert desk.framework(params, verdict=YES).status == "success"
 
 
+def _framework_after_a_question(desk: Desk, n: int) -> None:
+    params = {**PAY, "amount": n}
+    asked = desk.asked(params)
+    shown = [desk.framework(params, shown_in="framework").error.approval_id for _ in range(2)]
+    assert shown[0] == shown[1] != asked
+    assert desk.framework(params, shown_in="framework", verdict=YES).status == "success"
+
+
 def _approver(desk: Desk, n: int) -> None:
     desk.declare(approver=lambda asked: asked["arguments"]["amount"] == n)
     assert desk.call({**PAY, "amount": n}).status == "success"
@@ -796,6 +816,7 @@ FLOWS = (
     _keyed,
     _link,
     _framework,
+    _framework_after_a_question,
 )
 
 

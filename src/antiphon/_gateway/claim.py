@@ -455,8 +455,10 @@ def _served_settlement(found: DedupeRecord) -> Settlement:
 
 def _served(call: GuardedCall, version: int | None) -> Step:
     """The resolution stands; or it was corrected at the same moment: then look again."""
+    if version is None:
+        return _marked(call, None)
     call.off_path().served = True
-    return _reused(call) if version is not None else Read(call.key, call.identity, looked)
+    return _reused(call)
 
 
 def _given(call: GuardedCall, blob: bytes | None) -> Step:

@@ -8,17 +8,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 
 from antiphon import Antiphon, Happened
 from antiphon._drive import drive
+from antiphon._gateway.claim import claimed
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.ids import Fingerprints
+from antiphon._gateway.steps import Wait
 from antiphon.contract.approval import ASKING
 from antiphon.decide.claim import RESOLVED
 from antiphon.ops.approvals import Approvals
 from antiphon.ports import Settlement
 from antiphon.stores import MemoryStore
-from tests.unit.gateway.kit import AsyncRig, Rig, envelope, request_of
+from tests.unit.gateway.kit import START_MS, AsyncRig, Rig, envelope, request_of
+from tests.unit.gateway.test_settlement_rules import call_of, existing, record_of
 
 PAUSES = [0.05, 0.1, 0.2, 0.4, 0.8]
 
@@ -180,6 +184,85 @@ def test_what_an_operator_settled_is_given_and_then_stands(value: Any) -> None:
         kept.append(journal.list(tenant="default")[0])
     assert [one.error.code for one in kept] == ["resolved_and_served"] * 2  # type: ignore[union-attr]
     assert kept[0].version == kept[1].version, "it stands"
+
+
+def test_what_an_operator_corrects_at_the_same_moment_is_given_and_stands() -> None:
+    """The call read the first word, and the second is there when it says that it gives it."""
+    store = MemoryStore()
+    app = Antiphon({"telemetry": {"logs": False}}, store=store)
+
+    def send(to: str) -> str:
+        raise TimeoutError("no answer")
+
+    app.gateway.tool("send", idempotent=False)(send)
+    app.gateway.execute(envelope(call_id="c1"))
+    journal = store.open_sync()
+
+    def says(word: bytes) -> None:
+        (record,) = journal.list(tenant="default")
+        assert journal.settle(record.key, record.version, Settlement("done", 60_000, payload=word, error=RESOLVED))
+
+    says(b'"first word"')
+    world: Any = app.gateway._world
+    real, corrected = world.journal, [b'"second word"']
+
+    class Corrected:
+        def __getattr__(self, name: str) -> Any:
+            if name == "settle" and corrected:
+                says(corrected.pop())
+            return getattr(real, name)
+
+    world._journal = Corrected()
+    assert app.gateway.execute(envelope(call_id="c1")).content == "second word"
+    (record,) = journal.list(tenant="default")
+    assert record.error is not UNSET
+    assert record.error.code == "resolved_and_served"
+
+
+def test_a_question_that_is_cleared_before_it_stands_is_asked_again() -> None:
+    rig = Rig()
+    script = rig.tool("paid", approve="always")
+    world: Any = rig.gateway._world
+    real, cleared = world.journal, [True]
+
+    class Cleared:
+        def __getattr__(self, name: str) -> Any:
+            if name == "settle" and cleared:
+                cleared.pop()
+                real.clear(real.list(tenant="default")[0].key)
+            return getattr(real, name)
+
+    world._journal = Cleared()
+    world.reopen()
+    answer = rig.execute(call_id="c1")
+    assert (answer.code, len(script), len(rig.records())) == ("approval_required", 0, 1)
+    assert len(rig.ears.of("approval.requested")) == 1
+
+
+@pytest.mark.parametrize(("left_ms", "seconds"), [(20, 0.02), (60_000, 1.0)])
+def test_a_call_waits_for_another_until_its_lease_ends_at_most(left_ms: int, seconds: float) -> None:
+    rig = Rig()
+    call = call_of(rig)
+    call.policy = call.plan.policy
+    other = record_of(rig, call, owner="another.1.2.3", lock_until_ms=START_MS + left_ms)
+    step = claimed(call, existing(other))
+    assert isinstance(step, Wait)
+    assert step.seconds == pytest.approx(seconds, rel=1e-6)
+
+
+def test_an_id_is_good_for_one_answer_of_the_model() -> None:
+    rig = Rig()
+    script = rig.tool()
+
+    def made(to: str, counted_in: str) -> Any:
+        call: Any = rig.gateway.envelope_call(envelope(params={"to": to}, call_id="call_0"))
+        call.options = call.options._replace(by_id=True, counted_in=counted_in)
+        return rig.gateway.answer(call, rig.gateway.run(call))
+
+    assert made("ada", "first answer").content == 1
+    assert made("bob", "second answer").content == 2
+    assert made("eve", "second answer").code == "idempotency_conflict"
+    assert len(script) == 2
 
 
 @pytest.mark.parametrize("key", [b"k" * 32, None])

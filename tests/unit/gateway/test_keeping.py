@@ -212,6 +212,7 @@ def test_a_lost_blob_is_said_and_nothing_runs_again() -> None:
     again = rig.execute(call_id="c1")
     assert (again.status, again.content) == ("success", None)
     assert "not readable" in again.output.metadata["payload"]
+    assert rig.tally.counts["hits", "tools/send", "done"] == 1
     assert len(script) == 1
 
 

@@ -13,7 +13,8 @@ from antiphon._drive import drive
 from antiphon._gateway.store_breaker import StoreBreaker
 from antiphon.ops.approvals import Approvals
 from antiphon.stores import MemoryStore
-from tests.unit.gateway.kit import Hold, Rig, envelope, eventually, in_thread
+from tests.unit.gateway.kit import Ears, Hold, Rig, envelope, eventually, in_thread
+from tests.unit.gateway.test_outage import Faulty
 from tests.unit.gateway.test_repairs import rig_on
 
 
@@ -133,6 +134,36 @@ def test_an_approver_without_a_name_is_called_one() -> None:
     assert pay(10) == "paid"
     (act,) = drive(Approvals(Antiphon(store=store), actor="grace", where="test").audit())
     assert (act["act"], act["by"], act["from"]) == ("approve", "approver", "approver")
+
+
+async def test_what_an_approver_of_an_event_loop_decides_is_in_the_audit_log() -> None:
+    store = MemoryStore()
+    gateway = antiphon.AsyncGateway(store)
+
+    @gateway.tool("pay", idempotent=False, approve="always", approver=lambda asked: True)
+    async def pay(amount: int) -> str:
+        return "paid"
+
+    assert await pay(10) == "paid"
+    (act,) = await Approvals(Antiphon(store=store), actor="grace", where="test").audit()
+    assert (act["act"], act["from"], act["tool"]) == ("approve", "approver", "tools/pay")
+
+
+def test_a_call_whose_end_is_missing_in_the_log_is_reported() -> None:
+    store, ears = Faulty(), Ears()
+    app = Antiphon({"telemetry": {"logs": False}}, store=store, listeners=(ears,))
+
+    def send(to: str) -> str:
+        store.fail("append")
+        return "sent"
+
+    app.gateway.tool("send", idempotent=False)(send)
+    with app.run("log"):
+        answer: Any = app.gateway.execute(envelope(call_id="c1", mode="disabled"))
+        store.broken.clear()
+    assert (answer.content, answer.output.metadata) == ("sent", {"notRecorded": "store_unavailable"})
+    (outage,) = ears.of("tool_store_outage")
+    assert (outage["failOpen"], outage["errorCode"]) == (False, "store_unavailable")
 
 
 # -- the call that is under way ---------------------------------------------------------------------------------------

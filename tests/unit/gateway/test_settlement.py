@@ -126,6 +126,16 @@ def test_a_call_that_succeeded_in_the_end_is_not_made_again_in_its_turn() -> Non
     assert len(script) == 2
 
 
+def test_nor_is_one_that_hooks_were_told_of() -> None:
+    rig = Rig()
+    rig.gateway.after(lambda call, result: None)
+    script = rig.tool("first", "second", idempotent=True)
+    turn = rig.gateway.session("s1").turn()
+    assert turn.call("send", {}, "c1").content == "first"
+    assert turn.call("send", {}, "c2").code == "denied"
+    assert len(script) == 1
+
+
 def test_an_id_of_a_turn_is_good_for_one_set_of_arguments() -> None:
     rig = Rig()
     script = rig.tool("first", "second")
