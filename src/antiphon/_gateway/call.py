@@ -48,8 +48,6 @@ class Extras:
     reuse: Reuse | None = None
     """The record that answers, and how it was found."""
     reused_at_ms = 0
-    served = False
-    """Whether a resolution has been made final before it answers."""
     hit = ""
     """The state of that record, as the metrics say it, once it has answered."""
     refusal: Outcome | None = None

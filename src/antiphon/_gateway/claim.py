@@ -431,8 +431,8 @@ def _reused(call: GuardedCall) -> Step:
     if call.outcome is not None:  # reconcile found it
         return answered(call, call.outcome)
     found = _found(call)
-    if rules.is_resolution(found) and found.state == "done" and not call.extras.served:
-        return Mark(call.key, found.version, _served_settlement(found), _served)
+    if rules.is_resolution(found) and found.state == "done":  # or it was corrected meanwhile: look again
+        return Mark(call.key, found.version, _served_settlement(found), _marked)
     if found.state != "done":
         _hit(call, found)
         outcome = restored_failure(found)
@@ -451,14 +451,6 @@ def _served_settlement(found: DedupeRecord) -> Settlement:
     """What an operator settled, from now on for good: a call gets it as its answer."""
     payload = None if found.payload is UNSET else bytes(found.payload)
     return Settlement("done", found.ttl_ms, payload=payload, error=rules.SERVED)
-
-
-def _served(call: GuardedCall, version: int | None) -> Step:
-    """The resolution stands; or it was corrected at the same moment: then look again."""
-    if version is None:
-        return _marked(call, None)
-    call.off_path().served = True
-    return _reused(call)
 
 
 def _given(call: GuardedCall, blob: bytes | None) -> Step:
