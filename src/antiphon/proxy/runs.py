@@ -15,7 +15,9 @@ from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._replay.strict import StrictInvoker
 from antiphon._scope import RunScope
 from antiphon.contract.events import RunManifest
-from antiphon.errors import AntiphonError, InvalidInput, NotFound
+from antiphon.decide.effects import block_message
+from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayBlocked
+from antiphon.ops import side_effects
 from antiphon.ops.app import Antiphon
 from antiphon.ops.execution import watched
 from antiphon.ops.runs import all_runs, find_run, load_recording
@@ -99,24 +101,37 @@ class Replaying(StrictInvoker):
 
 
 class KnownFirst:
-    """Answers what the recording knows; the rest goes to the upstream."""
+    """Answers what the recording knows; the rest goes to the upstream, but for tools that a review calls side effects.
 
-    def __init__(self, recording: Recording, *, realtime: bool) -> None:
+    *reviewed* is what ``side_effects.yaml`` says of them (K6).
+    """
+
+    def __init__(self, recording: Recording, *, realtime: bool, reviewed: Mapping[str, bool]) -> None:
         self._recording = recording
         self._realtime = realtime
+        self._reviewed = reviewed
         self.by_content: ByContent = ByContent(recording)
         self.new: list[str] = []
+        self.blocked: list[str] = []
 
     def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
         return self._recording.known_request(provider, body)
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         found = self.by_content.take(call)
-        if found is None:
-            if len(self.new) < _TOLD:
-                self.new.append(f"{call.kind} {call.name}")
+        if found is not None:
+            return _tell(self._recording.answer(found, realtime=self._realtime))
+        short = call.name.partition("/")[2] or call.name
+        blocked = call.kind != "llm" and self._reviewed.get(short, self._reviewed.get(call.name)) is False
+        told = self.blocked if blocked else self.new
+        if len(told) < _TOLD:
+            told.append(f"{call.kind} {call.name}")
+        if not blocked:
             return None
-        return _tell(self._recording.answer(found, realtime=self._realtime))
+        text = f"{block_message(short)}: side_effects.yaml says false. It was not called."
+        if call.kind != "tool":  # a message, which has no answer in words of ours
+            raise ReplayBlocked(text)
+        return Answer("error", error={"code": ReplayBlocked.code, "message": text}, source="blocked")
 
     async def answer(self, call: Invocation) -> Answer | None:
         return self.answer_tool(call)
@@ -175,7 +190,7 @@ class OpenRun:
                 found["cost"] = self.cost
         if isinstance(self._invoker, KnownFirst):
             assert self.recording is not None
-            found |= {"source": self.recording.manifest.id, "new": self._invoker.new}
+            found |= {"source": self.recording.manifest.id, "new": self._invoker.new, "blocked": self._invoker.blocked}
         return found
 
     def end(self) -> None:
@@ -267,7 +282,9 @@ class Runs:
         invoker: KnownFirst | None = None
         recording = None if earlier is None else load_recording(app, earlier)
         if recording is not None:
-            run.scope.invoker = invoker = KnownFirst(recording, realtime=self._realtime)
+            known = side_effects.read(side_effects.file_of(recording.manifest.entry))
+            reviewed = known.tools if known is not None and known.done else {}
+            run.scope.invoker = invoker = KnownFirst(recording, realtime=self._realtime, reviewed=reviewed)
         run.begin()
         return OpenRun(name, mode, run, recording, invoker)
 

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -119,6 +120,34 @@ def test_without_identity_equal_calls_run_each(app: Antiphon, desk: Desk) -> Non
     with serving(app, mcp=desk.url) as served:
         texts = [_post(served, "A1")["result"]["content"][0]["text"] for _ in range(25)]
     assert texts == [f"charged A1, number {number}" for number in range(1, 26)]
+
+
+@pytest.mark.parametrize("reviewed", [True, False], ids=["reviewed", "not reviewed yet"])
+def test_record_new_calls_no_tool_that_a_review_calls_a_side_effect(
+    app: Antiphon, desk: Desk, reviewed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving(app, mcp=desk.url) as served:
+        first = _post(served, "A1")
+    file = tmp_path / "side_effect" / "side_effects.yaml"
+    file.parent.mkdir()
+    file.write_text(f"tools:\n  charge: false\n  steps: true\ndone: {str(reviewed).lower()}\n")
+    with serving(app, "record-new", mcp=desk.url) as served:
+        assert _post(served, "A1")["result"] == first["result"], "what is known is answered"
+        new = _post(served, "B7", id=2)
+        other = _post(served, "", tool="steps", params={"arguments": {"count": 1}})
+        report = httpx.get(f"{served.url}/run/once").json()
+    assert "isError" not in other["result"] or not other["result"]["isError"]
+    assert dict(desk.charged) == ({"A1": 1} if reviewed else {"A1": 1, "B7": 1})
+    if not reviewed:
+        assert (report["blocked"], report["new"]) == ([], ["tool mcp.desk/charge", "tool mcp.desk/steps"])
+        return
+    assert new["result"]["isError"]
+    assert new["result"]["_meta"]["dev.antiphon/outcome"] == "replay_blocked"
+    assert "side_effects.yaml says false" in new["result"]["content"][0]["text"]
+    assert (report["blocked"], report["new"]) == (["tool mcp.desk/charge"], ["tool mcp.desk/steps"])
+    with serving(app, "replay", mcp=desk.url) as served:
+        assert _post(served, "B7", id=2) == new, "it is recorded as the client saw it"
 
 
 @pytest.mark.parametrize("key", [None, "k1"])
