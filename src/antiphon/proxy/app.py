@@ -269,7 +269,8 @@ class Proxy:
 
             settings = self._settings
             replays = settings.mode == "replay"
-            raw: Any = _Nowhere() if replays else Outward(upstream.url, settings.max_connections)
+            waits = {"connect_s": settings.connect_s, "read_s": settings.timeout_s}
+            raw: Any = _Nowhere() if replays else Outward(upstream.url, settings.max_connections, **waits)
             plain = _Held(raw, upstream.name, self._breakers)
             again = retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
             found = self._ways[upstream.name] = _Ways(raw, plain, again, async_transport(again, module="httpx"))
@@ -279,11 +280,9 @@ class Proxy:
         """The request as it goes to the upstream."""
         import httpx
 
-        settings = self._settings
-        url = _parsed(request.upstream.at(request.path, request.query))
-        waits = {"connect": settings.connect_s, "read": settings.timeout_s, "write": 60.0, "pool": settings.connect_s}
-        known: dict[str, Any] = {"timeout": waits}
-        if settings.breaker is not None and not request.upstream.mcp:
+        url = _parsed(request.upstream, request.path, request.query)
+        known: dict[str, Any] = {}
+        if self._settings.breaker is not None and not request.upstream.mcp:
             known[_MODEL] = _model_of(request)
         headers, body = passed_on(request.headers), httpx.ByteStream(request.body)
         outgoing = httpx.Request(request.method, url, headers=headers, stream=body, extensions=known)
@@ -380,11 +379,11 @@ class _Held:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(url: str) -> Any:
+def _parsed(upstream: Upstream, path: bytes, query: bytes) -> Any:
     import httpx
 
     try:
-        return httpx.URL(url)
+        return httpx.URL(upstream.at(path, query))
     except httpx.InvalidURL:
         raise InvalidInput("The path cannot be passed on.", path="path") from None
 

@@ -19,12 +19,16 @@ _HEAD = 65_536
 
 
 class Outward:
-    """A transport to one upstream: no cookies, no redirects, no retries; the environment's proxy if there is one."""
+    """A transport to one upstream: no cookies, no redirects, no retries; the environment's proxy if there is one.
 
-    def __init__(self, url: str, most: int) -> None:
+    A connection must come about within *connect_s*; an upstream may be silent for *read_s*.
+    """
+
+    def __init__(self, url: str, most: int, *, connect_s: float, read_s: float) -> None:
         parts = urlsplit(url)
         self._is_secure = parts.scheme == "https"
         self._most = most
+        self._waits = aiohttp.ClientTimeout(connect=2 * connect_s, sock_connect=connect_s, sock_read=read_s)
         self._session: aiohttp.ClientSession | None = None
         proxies = {} if proxy_bypass(parts.hostname or "") else getproxies()
         way = proxies.get(parts.scheme) or proxies.get("all")
@@ -38,6 +42,7 @@ class Outward:
             connector=aiohttp.TCPConnector(ssl=trusted, limit=self._most, keepalive_timeout=30),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
+            timeout=self._waits,
             skip_auto_headers=_AUTOMATIC,
             max_line_size=_HEAD,
             max_field_size=_HEAD,
@@ -47,22 +52,18 @@ class Outward:
         return session
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send *request*; its response when the head is there. The timeouts are in its extensions."""
+        """Send *request*; its response when the head is there."""
         if self._session is None:
             self._session = self._open()
-        waits = request.extensions["timeout"]
         try:
             response = await self._session.request(
                 request.method,
                 URL(str(request.url), encoded=True),
-                headers=CIMultiDict((name.decode(), _text(value)) for name, value in request.headers.raw),
+                headers=CIMultiDict([(name.decode(), _text(value)) for name, value in request.headers.raw]),
                 data=request.content or None,
                 allow_redirects=False,
                 proxy=self._proxy,
                 proxy_auth=self._proxy_auth,
-                timeout=aiohttp.ClientTimeout(
-                    connect=waits["pool"] + waits["connect"], sock_connect=waits["connect"], sock_read=waits["read"]
-                ),
             )
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _failed(error, request) from None
