@@ -191,3 +191,10 @@ def test_x_should_retry_has_the_servers_word() -> None:
     assert not classify(openai_error(500, x_should_retry="false")).retriable
     assert classify(openai_error(409, x_should_retry="true")).retriable
     assert classify(openai_error(500, x_should_retry="maybe")).retriable
+
+
+@pytest.mark.parametrize(("name", "code"), [("ModelQuotaExceededError", QUOTA), ("ContentFilterError", REFUSAL)])
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_d22_a_quota_or_a_refusal_is_one_whatever_the_status_says(name: str, code: Code, status: int) -> None:
+    error = like.lookalike("pydantic_ai.exceptions", name, status_code=status)("no")
+    assert code_of(classify(error)) == code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 import time
@@ -112,3 +113,18 @@ async def test_so_is_one_of_an_event_loop(store: Heard) -> None:
         assert (await gateway.execute(soon())).content == "sent"
     assert [event.type for event in run.events()] == KINDS
     await gateway.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
+def test_so_is_one_that_fails_or_is_interrupted(error: BaseException, store: Heard) -> None:
+    """It has no claim that its end could be written with."""
+    app = Antiphon({"telemetry": {"logs": False}}, store=store)
+
+    def send(to: str) -> str:
+        raise error
+
+    app.gateway.tool("send", idempotent=False)(send)
+    with app.run("unclaimed") as run, contextlib.suppress(KeyboardInterrupt):
+        assert app.gateway.execute(envelope(call_id="c1", mode="disabled")).status == "error"
+    assert [event.type for event in run.events()] == KINDS
+    app.gateway.close()

@@ -136,6 +136,7 @@ def test_a_deadline_just_before_the_next_attempt() -> None:
 
     rig.tool(slow, "second", idempotent=True)
     assert rig.execute(call_id="c1", deadline_at_ms=rig.clock.now_ms() + 20_100).attempts == 1
+    assert rig.clock.slept == [], "nor does it wait for what cannot be made"
 
 
 def test_a_probe_that_fails_opens_it_again() -> None:
