@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from antiphon import Antiphon
 from antiphon.proxy.stdio import Wrapped
 
 _SERVER = """
+import json
 import os
 from mcp.server.mcpserver import Context, MCPServer
 
@@ -92,3 +94,46 @@ def test_a_server_that_ends_leaves_an_unknown_outcome_and_what_it_wrote_is_passe
     [manifest] = app.journal.runs(tenant=app.tenant)
     ends = [event.payload["outcome"] for event in app.journal.events(manifest.id) if event.type == "call.finished"]
     assert ends == ["error", "error"]
+
+
+def test_record_new_sends_no_call_of_a_tool_that_a_review_calls_a_side_effect(
+    app: Antiphon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a reviewed file keep the server from other tools."""
+    monkeypatch.chdir(tmp_path)
+    echo = (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    asked = json.loads(line)\n"
+        "    print(asked['params']['name'], file=open('heard', 'a'))\n"
+        "    answer = {'content': [{'type': 'text', 'text': 'done'}]}\n"
+        "    print(json.dumps({'jsonrpc': '2.0', 'id': asked['id'], 'result': answer}), flush=True)\n"
+    )
+
+    def session(mode: Any, *tools: str) -> tuple[list[Any], dict[str, Any]]:
+        told: list[bytes] = []
+
+        async def serve() -> dict[str, Any]:
+            lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+            for number, tool in enumerate(tools):
+                call = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": tool}}
+                lines.put_nowait(json.dumps(call).encode() + b"\n")
+            wrapped = Wrapped(app, "desk", mode=mode, run="shop", write=told.append)
+            serving = asyncio.ensure_future(wrapped.serve([sys.executable, "-c", echo], lines))
+            while len(told) < len(tools):
+                await asyncio.sleep(0.01)
+            lines.put_nowait(None)
+            return (await serving)[1]
+
+        report = asyncio.run(asyncio.wait_for(serve(), 60))
+        return sorted(map(json.loads, told), key=lambda answer: int(answer["id"])), report
+
+    assert session("record", "look")[0][0]["result"]["content"][0]["text"] == "done"
+    file = tmp_path / "side_effect" / "side_effects.yaml"
+    file.parent.mkdir()
+    file.write_text("tools:\n  charge: false\ndone: true\n")
+    answers, report = session("record-new", "look", "charge", "other")
+    assert [answer["result"].get("isError", False) for answer in answers] == [False, True, False]
+    assert "side_effects.yaml says false" in answers[1]["result"]["content"][0]["text"]
+    assert (report["blocked"], report["new"]) == (["tool mcp.desk/charge"], ["tool mcp.desk/other"])
+    assert (tmp_path / "heard").read_text().split() == ["look", "other"]
