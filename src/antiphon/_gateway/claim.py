@@ -431,7 +431,7 @@ def _reused(call: GuardedCall) -> Step:
     if call.outcome is not None:  # reconcile found it
         return answered(call, call.outcome)
     found = _found(call)
-    if rules.is_resolution(found) and found.state == "done":  # or it was corrected meanwhile: look again
+    if rules.is_resolution(found) and found.state == "done":  # make it final, then look again
         return Mark(call.key, found.version, _served_settlement(found), _marked)
     if found.state != "done":
         _hit(call, found)

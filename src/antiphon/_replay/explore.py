@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from antiphon._lineage import origin_var, outside
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
 from antiphon.contract.spec import ToolSpec
-from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live
+from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live, reviewed_as
 from antiphon.errors import MaskedArgument, ReplayMiss
 from antiphon.llm.response import summarise
 from antiphon.ports import Answer, Invocation
@@ -229,7 +229,7 @@ class ExploreInvoker:
     def _tool(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
         spec: ToolSpec | None = call.spec
         short = call.name.partition("/")[2] or call.name
-        reviewed = self._reviewed.get(short, self._reviewed.get(call.name))
+        reviewed = reviewed_as(call.name, self._reviewed)
         idempotent = spec is not None and spec.idempotent
         exact = self._next(call, again=idempotent)
         verdict = may_run_live(spec, reviewed, rule, recorded=exact is not None)

@@ -16,6 +16,7 @@ A suggestion is made for a person to review. What decides is, in this order:
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -94,6 +95,11 @@ def suggest(name: str, description: str = "", docstring: str = "", spec: ToolSpe
         return Suggestion(False, FOUND, found)
     found = tuple(word for word in words if word in _inflected(SAFE_WORDS))
     return Suggestion(True, NOT_FOUND, found) if found else Suggestion(False, NEITHER)
+
+
+def reviewed_as(name: str, reviewed: Mapping[str, bool]) -> bool | None:
+    """What ``side_effects.yaml`` says of a tool, by its name with or without the namespace; ``None``: nothing."""
+    return reviewed.get(name.partition("/")[2], reviewed.get(name))
 
 
 def block_message(tool: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
@@ -15,7 +16,7 @@ from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._replay.strict import StrictInvoker
 from antiphon._scope import RunScope
 from antiphon.contract.events import RunManifest
-from antiphon.decide.effects import block_message
+from antiphon.decide.effects import block_message, reviewed_as
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayBlocked
 from antiphon.ops import side_effects
 from antiphon.ops.app import Antiphon
@@ -23,6 +24,8 @@ from antiphon.ops.execution import watched
 from antiphon.ops.runs import all_runs, find_run, load_recording
 from antiphon.ports import Answer, Invocation
 from antiphon.proxy.clients import Refused
+
+log: logging.Logger = logging.getLogger("antiphon.proxy")
 
 Mode = Literal["record", "replay", "record-new", "live"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -101,10 +104,7 @@ class Replaying(StrictInvoker):
 
 
 class KnownFirst:
-    """Answers what the recording knows; the rest goes to the upstream, but for tools that a review calls side effects.
-
-    *reviewed* is what ``side_effects.yaml`` says of them (K6).
-    """
+    """Answers what the recording knows; the rest goes to the upstream, except for tools that *reviewed* blocks (K6)."""
 
     def __init__(self, recording: Recording, *, realtime: bool, reviewed: Mapping[str, bool]) -> None:
         self._recording = recording
@@ -121,15 +121,14 @@ class KnownFirst:
         found = self.by_content.take(call)
         if found is not None:
             return _tell(self._recording.answer(found, realtime=self._realtime))
-        short = call.name.partition("/")[2] or call.name
-        blocked = call.kind != "llm" and self._reviewed.get(short, self._reviewed.get(call.name)) is False
+        blocked = call.kind != "llm" and reviewed_as(call.name, self._reviewed) is False
         told = self.blocked if blocked else self.new
         if len(told) < _TOLD:
             told.append(f"{call.kind} {call.name}")
         if not blocked:
             return None
-        text = f"{block_message(short)}: side_effects.yaml says false. It was not called."
-        if call.kind != "tool":  # a message, which has no answer in words of ours
+        text = f"{block_message(call.name)}: side_effects.yaml says false. It was not called."
+        if call.kind != "tool":  # a plain message: its result is not ours to invent
             raise ReplayBlocked(text)
         return Answer("error", error={"code": ReplayBlocked.code, "message": text}, source="blocked")
 
@@ -282,8 +281,7 @@ class Runs:
         invoker: KnownFirst | None = None
         recording = None if earlier is None else load_recording(app, earlier)
         if recording is not None:
-            known = side_effects.read(side_effects.file_of(recording.manifest.entry))
-            reviewed = known.tools if known is not None and known.done else {}
+            reviewed = _reviewed(recording.manifest.entry)
             run.scope.invoker = invoker = KnownFirst(recording, realtime=self._realtime, reviewed=reviewed)
         run.begin()
         return OpenRun(name, mode, run, recording, invoker)
@@ -294,6 +292,14 @@ class Runs:
             if found.source_run is None:
                 return found
         return find_run(self._app, name)
+
+
+def _reviewed(entry: str | None) -> Mapping[str, bool]:
+    """What a person has decided about side effects; a file that is not reviewed yet blocks nothing, and says so."""
+    known = side_effects.read(side_effects.file_of(entry))
+    if known is not None and not known.done:
+        log.warning("%s is not reviewed (done: false): record-new blocks no tool", known.path)
+    return known.tools if known is not None and known.done else {}
 
 
 async def _aside(work: Callable[..., Any], *args: Any) -> Any:

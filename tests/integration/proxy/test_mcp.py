@@ -124,7 +124,12 @@ def test_without_identity_equal_calls_run_each(app: Antiphon, desk: Desk) -> Non
 
 @pytest.mark.parametrize("reviewed", [True, False], ids=["reviewed", "not reviewed yet"])
 def test_record_new_calls_no_tool_that_a_review_calls_a_side_effect(
-    app: Antiphon, desk: Desk, reviewed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: Antiphon,
+    desk: Desk,
+    reviewed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with serving(app, mcp=desk.url) as served:
@@ -137,8 +142,9 @@ def test_record_new_calls_no_tool_that_a_review_calls_a_side_effect(
         new = _post(served, "B7", id=2)
         other = _post(served, "", tool="steps", params={"arguments": {"count": 1}})
         report = httpx.get(f"{served.url}/run/once").json()
-    assert "isError" not in other["result"] or not other["result"]["isError"]
+    assert not other["result"].get("isError")
     assert dict(desk.charged) == ({"A1": 1} if reviewed else {"A1": 1, "B7": 1})
+    assert ("is not reviewed (done: false)" in caplog.text) is not reviewed
     if not reviewed:
         assert (report["blocked"], report["new"]) == ([], ["tool mcp.desk/charge", "tool mcp.desk/steps"])
         return

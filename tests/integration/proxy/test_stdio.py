@@ -17,7 +17,6 @@ from antiphon import Antiphon
 from antiphon.proxy.stdio import Wrapped
 
 _SERVER = """
-import json
 import os
 from mcp.server.mcpserver import Context, MCPServer
 

@@ -86,8 +86,8 @@ def test_a_hook_that_refuses_the_second_attempt() -> None:
     assert told == [(1, "retriable_error"), (2, "retriable_error")], "the hooks of the refused attempt hear the answer"
 
 
-def test_an_attempt_for_which_there_is_no_thread_was_not_made() -> None:
-    rig = Rig(abandoned_threads=1)
+def abandon_a_thread(rig: Rig) -> tuple[Hold, list[str]]:
+    """Time out the first call of a tool: what holds its thread, and the calls that were made."""
     hold = Hold()
     made: list[str] = []
 
@@ -99,6 +99,12 @@ def test_an_attempt_for_which_there_is_no_thread_was_not_made() -> None:
 
     rig.gateway.tool("send", idempotent=False, timeout=0.01, retry=SLOW)(send)
     assert rig.execute(call_id="c1").code == "outcome_unknown"
+    return hold, made
+
+
+def test_an_attempt_for_which_there_is_no_thread_was_not_made() -> None:
+    rig = Rig(abandoned_threads=1)
+    hold, made = abandon_a_thread(rig)
     refused = rig.execute(call_id="c2", params={"to": "bob"})
     assert refused.status == "retriable_error"
     assert (refused.attempts, refused.error.retriable) == (0, True)
@@ -182,3 +188,31 @@ def test_a_stream_that_is_left_early_gives_its_probe_back() -> None:
     stream.close()  # type: ignore[attr-defined]
     assert breaker.state == "HALF_OPEN"
     assert list(words()) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("left_ms", "attempts"), [(99, 1), (110, 2)])
+def test_the_last_moment_of_a_budget(left_ms: int, attempts: int) -> None:
+    """The pause before the next attempt is 100 ms: it has to end before the budget or the deadline does."""
+    rig = Rig()
+
+    def slow(**_: Any) -> Any:
+        rig.clock.advance(20.0)
+        raise REFUSED
+
+    for name in ("by_budget", "by_deadline"):
+        rig.tool(slow, "second", name=name, idempotent=True)
+    assert rig.execute(tool="by_budget", call_id="c1", elapsed_ms=20_000 + left_ms).attempts == attempts
+    deadline = rig.clock.now_ms() + 20_000 + left_ms
+    assert rig.execute(tool="by_deadline", call_id="c2", deadline_at_ms=deadline).attempts == attempts
+
+
+def test_a_deadline_just_before_the_next_attempt() -> None:
+    rig = Rig()
+
+    def slow(**_: Any) -> Any:
+        rig.clock.advance(20.000_05)
+        raise REFUSED
+
+    rig.tool(slow, "second", idempotent=True)
+    assert rig.execute(call_id="c1", deadline_at_ms=rig.clock.now_ms() + 20_100).attempts == 1
+    assert rig.clock.slept == [], "nor does it wait for what cannot be made"

@@ -163,8 +163,8 @@ def test_a_lost_worker_leaves_an_unknown_outcome_of_one_attempt() -> None:
     assert (record.execution.attempt_count, tuple(record.execution.attempts or ())) == (1, ())
 
 
-@pytest.mark.parametrize("value", ["settled by hand", None])
-def test_what_an_operator_settled_is_given_and_then_stands(value: Any) -> None:
+def with_an_unknown_outcome() -> tuple[Antiphon, Any]:
+    """An application with one claim, whose outcome an operator has to settle, and its journal."""
     store = MemoryStore()
     app = Antiphon({"telemetry": {"logs": False}}, store=store)
 
@@ -174,6 +174,12 @@ def test_what_an_operator_settled_is_given_and_then_stands(value: Any) -> None:
     app.gateway.tool("send", idempotent=False)(send)
     app.gateway.execute(envelope(call_id="c1"))
     journal = store.open_sync()
+    return app, journal
+
+
+@pytest.mark.parametrize("value", ["settled by hand", None])
+def test_what_an_operator_settled_is_given_and_then_stands(value: Any) -> None:
+    app, journal = with_an_unknown_outcome()
     (record,) = journal.list(tenant="default")
     payload = None if value is None else msgspec.json.encode(value)
     assert journal.settle(record.key, record.version, Settlement("done", 60_000, payload=payload, error=RESOLVED))
@@ -182,21 +188,13 @@ def test_what_an_operator_settled_is_given_and_then_stands(value: Any) -> None:
         again: Any = app.gateway.execute(envelope(call_id="c1"))
         assert (again.status, again.content, again.from_cache) == ("success", value, True)
         kept.append(journal.list(tenant="default")[0])
-    assert [one.error.code for one in kept] == ["resolved_and_served"] * 2  # type: ignore[union-attr]
+    assert [one.error.code for one in kept] == ["resolved_and_served"] * 2
     assert kept[0].version == kept[1].version, "it stands"
 
 
 def test_what_an_operator_corrects_at_the_same_moment_is_given_and_stands() -> None:
     """The call read the first word, and the second is there when it says that it gives it."""
-    store = MemoryStore()
-    app = Antiphon({"telemetry": {"logs": False}}, store=store)
-
-    def send(to: str) -> str:
-        raise TimeoutError("no answer")
-
-    app.gateway.tool("send", idempotent=False)(send)
-    app.gateway.execute(envelope(call_id="c1"))
-    journal = store.open_sync()
+    app, journal = with_an_unknown_outcome()
 
     def says(word: bytes) -> None:
         (record,) = journal.list(tenant="default")

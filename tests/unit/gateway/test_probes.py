@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy
 from tests.unit.gateway.kit import Hold, HttpError, Rig
+from tests.unit.gateway.test_attempts import abandon_a_thread
 
 REFUSED = ConnectionRefusedError(111, "refused")
 ONE_ATTEMPT = RetryPolicy(max_attempts=1)
@@ -67,17 +66,7 @@ def test_a_call_whose_next_attempt_a_hook_refuses() -> None:
 
 def test_a_call_for_which_there_is_no_thread() -> None:
     rig = Rig(abandoned_threads=1)
-    hold = Hold()
-    made: list[str] = []
-
-    def send(to: str) -> str:
-        made.append(to)
-        if len(made) == 1:
-            hold.wait_here()
-        return "sent"
-
-    rig.gateway.tool("send", idempotent=False, timeout=0.01, retry=ONE_ATTEMPT)(send)
-    assert rig.execute(call_id="c1").code == "outcome_unknown"
+    hold, made = abandon_a_thread(rig)
     breaker = half_open(rig)
     assert rig.execute(call_id="c2", params={"to": "bob"}).status == "retriable_error"
     assert (breaker.state, breaker.peek(rig.clock.seconds)) == ("HALF_OPEN", None)
@@ -109,34 +98,6 @@ def test_the_next_attempt_of_a_call_for_which_there_is_no_thread() -> None:
     record: Any = rig.records()[0]
     assert record.execution.attempt_count == 1
     hold.go.set()
-
-
-@pytest.mark.parametrize(("left_ms", "attempts"), [(99, 1), (110, 2)])
-def test_the_last_moment_of_a_budget(left_ms: int, attempts: int) -> None:
-    """The pause before the next attempt is 100 ms: it has to end before the budget or the deadline does."""
-    rig = Rig()
-
-    def slow(**_: Any) -> Any:
-        rig.clock.advance(20.0)
-        raise REFUSED
-
-    for name in ("by_budget", "by_deadline"):
-        rig.tool(slow, "second", name=name, idempotent=True)
-    assert rig.execute(tool="by_budget", call_id="c1", elapsed_ms=20_000 + left_ms).attempts == attempts
-    deadline = rig.clock.now_ms() + 20_000 + left_ms
-    assert rig.execute(tool="by_deadline", call_id="c2", deadline_at_ms=deadline).attempts == attempts
-
-
-def test_a_deadline_just_before_the_next_attempt() -> None:
-    rig = Rig()
-
-    def slow(**_: Any) -> Any:
-        rig.clock.advance(20.000_05)
-        raise REFUSED
-
-    rig.tool(slow, "second", idempotent=True)
-    assert rig.execute(call_id="c1", deadline_at_ms=rig.clock.now_ms() + 20_100).attempts == 1
-    assert rig.clock.slept == [], "nor does it wait for what cannot be made"
 
 
 def test_a_probe_that_fails_opens_it_again() -> None:

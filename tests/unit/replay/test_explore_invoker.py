@@ -9,6 +9,7 @@ import pytest
 from antiphon._replay.explore import ExploreInvoker
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import MODEL_LIVE, TOOLS_LIVE, BoundaryTable
+from antiphon.errors import ReplayMiss
 from antiphon.ports import Answer, Invocation
 from antiphon.similarity.embedding import LexicalEmbedder
 from tests.unit.replay.made import Script, site
@@ -106,5 +107,5 @@ def test_a_recorded_model_call_is_not_given_twice() -> None:
     first = exploring._model(elsewhere, rule)
     assert first is not None
     assert first.value == {"n": 1}
-    with pytest.raises(Exception, match="The model is frozen"):
+    with pytest.raises(ReplayMiss, match="The model is frozen"):
         exploring._model(elsewhere, rule)
