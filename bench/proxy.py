@@ -1,5 +1,7 @@
 """The proxy: what it adds to a request, open loop, 200 requests a second over 64 connections.
 
+Clients and upstream run on uvloop: they share the cores with the proxy, and what they use it has to wait for.
+
 Beside it mitmproxy (reverse mode, streaming) and aimock (proxy mode), which guard and claim nothing. Then 10,000
 requests as fast as they go and 1 GB of streams, and how much the proxy has grown by them.
 """
@@ -18,6 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import uvloop
+
 from bench import Context, Row
 from bench._envs import PeerUnavailable, node_of, python_of
 from bench.host import Process, _port
@@ -27,7 +31,7 @@ RATE = 200
 BODY = json.dumps({"model": "fake-1", "messages": [{"role": "user", "content": "hello " * 100}]}).encode()
 STREAM = json.dumps({**json.loads(BODY), "stream": True}).encode()
 UPSTREAM = r"""
-import asyncio, json, sys
+import asyncio, json, sys, uvloop
 choice = {"index": 0, "message": {"role": "assistant", "content": "hello " * 100}, "finish_reason": "stop"}
 usage = {"prompt_tokens": 100, "completion_tokens": 100, "total_tokens": 200}
 answer = json.dumps({"id": "1", "object": "chat.completion", "model": "fake-1", "choices": [choice], "usage": usage})
@@ -66,7 +70,7 @@ async def main():
     async with await asyncio.start_server(serve, "127.0.0.1", int(sys.argv[1])) as server:
         await server.serve_forever()
 
-asyncio.run(main())
+uvloop.run(main())
 """
 
 
@@ -194,9 +198,9 @@ def _grown(ctx: Context, mode: str, way: Way) -> list[Row]:
         bulk = json.dumps({**json.loads(STREAM), "bulk": size}).encode()
         loads.append((f"{streams * size:,} MB of streams", bulk, streams, 4))
     for what, body, number, at_once in loads:
-        asyncio.run(_flood(way.process.port, way.path, body, max(1, number // 10), at_once))  # buffers have their size
+        uvloop.run(_flood(way.process.port, way.path, body, max(1, number // 10), at_once))  # buffers have their size
         before = way.process.rss_mb()
-        failed = asyncio.run(_flood(way.process.port, way.path, body, number, at_once))
+        failed = uvloop.run(_flood(way.process.port, way.path, body, number, at_once))
         note = f"{failed} of {number} requests failed" if failed else f"of {before:.0f} MB"
         rows.append(
             Row(name=f"{mode}: grown by {what}", value=way.process.rss_mb() - before, unit="MB", note=note, at_most=16)
@@ -216,15 +220,15 @@ def run(ctx: Context) -> list[Row]:
     with _servers() as (upstream, ways, missing):
         for way in ways.values():  # what is imported with the first request is not measured
             for body in (BODY, STREAM):
-                asyncio.run(_flood(way.process.port, way.path, body, 50, 16))
+                uvloop.run(_flood(way.process.port, way.path, body, 50, 16))
         for kind, body in (("JSON", BODY), ("stream", STREAM)):
             added: dict[str, list[Times]] = {name: [] for name in ways}
             cpu: dict[str, list[float]] = {name: [] for name in ways}
             for _ in range(rounds):
-                direct = asyncio.run(_load(upstream.port, PATH, body, total))
+                direct = uvloop.run(_load(upstream.port, PATH, body, total))
                 for name, way in ways.items():
                     before = way.process.cpu_seconds()
-                    seen = asyncio.run(_load(way.process.port, way.path, body, total))
+                    seen = uvloop.run(_load(way.process.port, way.path, body, total))
                     cpu[name].append((way.process.cpu_seconds() - before) / total * 1e3)
                     p50, p99, first = (one - other for one, other in zip(seen[:3], direct[:3], strict=True))
                     added[name].append(Times(p50, p99, first, seen.failed + direct.failed))

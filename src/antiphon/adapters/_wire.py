@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -62,6 +63,7 @@ class ModelCall(NamedTuple):
     stream: bool
 
 
+@lru_cache(maxsize=1024)
 def endpoint_of(method: str, path: str) -> Endpoint | None:
     """Whose path this is; decided before the body is read, so that other traffic is left alone."""
     if method != "POST":

@@ -238,10 +238,9 @@ class Proxy:
 
     async def _body(self, receive: Any, named: Mapping[str, str]) -> bytes:
         most = self._settings.max_body_bytes
-        too_large = Refused(413, "payload_too_large", f"The body is larger than {most} bytes.")
         declared = named.get("content-length", "")
         if declared.isdigit() and int(declared) > most:
-            raise too_large
+            raise _too_large(most)
         chunks: list[bytes] = []
         size = 0
         try:
@@ -253,7 +252,7 @@ class Proxy:
                     chunks.append(message.get("body", b""))
                     size += len(chunks[-1])
                     if size > most:
-                        raise too_large
+                        raise _too_large(most)
                     if not message.get("more_body"):
                         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
         except TimeoutError:
@@ -291,6 +290,9 @@ class Proxy:
 
     async def _pass_on(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
         """The same within the deadline of the client, if it has one."""
+        if request.wait_s is None:
+            await self._pass_all(request, transport, receive, answer)
+            return
         try:
             async with asyncio.timeout(request.wait_s):
                 await self._pass_all(request, transport, receive, answer)
@@ -308,7 +310,7 @@ class Proxy:
         outgoing = self.outgoing(request)
         by = Told()
         told.set(by)
-        gone = asyncio.ensure_future(disconnected(receive))
+        gone = asyncio.get_running_loop().create_task(disconnected(receive))
         try:
             async with ended_by(gone):
                 response = await transport.handle_async_request(outgoing)
@@ -394,6 +396,10 @@ def _resuming(request: Request, after: str) -> Request:
     headers = [(name, value) for name, value in request.headers if name.lower() not in left_out]
     headers += [(b"accept", b"text/event-stream"), (b"last-event-id", after.encode("latin-1"))]
     return request._replace(method="GET", headers=headers, body=b"")
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(413, "payload_too_large", f"The body is larger than {most} bytes.")
 
 
 def _not_sent(refusal: Refusal) -> Exception:

@@ -17,6 +17,7 @@ log: logging.Logger = logging.getLogger("antiphon.host")
 
 _MOST_HEAD = 65_536
 """Bytes that a head may have which comes in parts."""
+_MOST_HELD = 16_384
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -76,6 +77,41 @@ class ServerConfig(uvicorn.Config):
         super().__init__(app, **(given | more))
 
 
+class JoinedWrites:
+    """A transport that sends together what one turn of the event loop writes: a head and its body, a chunk and the end.
+
+    Each write of its own is a system call, and wakes the client.
+    """
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held: list[bytes] = []
+        self._size = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Hold *data* for this turn; what is large goes at once, so that a slow client pauses its writer."""
+        if not self._held:
+            self._loop.call_soon(self._flush)
+        self._held.append(data)
+        self._size += len(data)
+        if self._size >= _MOST_HELD:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._held:
+            held, self._held, self._size = self._held, [], 0
+            self._transport.write(held[0] if len(held) == 1 else b"".join(held))
+
+    def close(self) -> None:
+        """Close after what was written."""
+        self._flush()
+        self._transport.close()
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """Closes what makes no progress; where there is no more room, the connection that waited longest gives way."""
 
@@ -101,7 +137,7 @@ class LimitedProtocol(HttpToolsProtocol):
             transport.write(_REFUSAL)
             transport.close()
             return
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         self.client = None if self.client is None else Peer(self.client)
         self.waiting_since = self.loop.time()
         self._expect_headers()
