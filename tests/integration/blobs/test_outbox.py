@@ -190,6 +190,7 @@ def test_a_real_bucket_behind_a_network_that_fails(cut: tuple[FaultProxy, S3Acce
     blobs = OutboxBlobs(tmp_path / "outbox", remote, first_pause=0.1)
     large = b"x" * (PART_BYTES + 5)
     found = [blobs.put("default", b"before")]
+    until(lambda: blobs.outbox.status().pending == 0)  # there, or sent again
     proxy.refuse()
     proxy.reset()
     found += [blobs.put("default", data) for data in (b"during", large)]
