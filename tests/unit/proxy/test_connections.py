@@ -32,37 +32,66 @@ class Transport(asyncio.Transport):
     def close(self) -> None:
         self.closed = True
 
+    def abort(self) -> None:
+        self.closed = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+class Server:
+    """A server without a network: its connections have a transport that notes what is sent."""
+
+    def __init__(self, app: Any, *, connections: int = 10) -> None:
+        self._config = ServerConfig(app, HostSection(), limits=Limits(10, 10, connections), log_config=None)
+        self._config.load()
+        self._state = ServerState()
+
+    def connect(self) -> tuple[LimitedProtocol, Transport]:
+        protocol, transport = LimitedProtocol(self._config, self._state, {}), Transport()
+        protocol.connection_made(transport)
+        return protocol, transport
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
 
 def served(
-    turns: Iterable[Iterable[bytes]], *, then: Callable[[Transport], object] = bool, head: str = ""
+    parts: Iterable[Iterable[bytes]], *, then: Callable[[Transport], object] = bool, head: str = ""
 ) -> Transport:
     """A response whose chunks are sent in these turns of the event loop; what it left on the connection."""
 
-    async def app(scope: object, receive: object, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        for chunks in turns:
+    transport = Transport()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        for chunks in parts:
             for chunk in chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await turns(2)
             then(transport)
         await send({"type": "http.response.body", "body": b""})
 
-    transport = Transport()
-
-    async def serve() -> None:
-        config = ServerConfig(app, HostSection(), limits=Limits(10, 10, 10), log_config=None)
-        config.load()
-        protocol = LimitedProtocol(config, ServerState(), {})
-        protocol.connection_made(transport)
+    async def serve() -> Transport:
+        nonlocal transport
+        protocol, transport = Server(app).connect()
         protocol.data_received(f"GET / HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode())
         while not protocol.is_waiting:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         protocol.connection_lost(None)
+        return transport
 
-    asyncio.run(serve())
-    return transport
+    return asyncio.run(serve())
 
 
 def chunk(data: bytes) -> bytes:
@@ -111,3 +140,80 @@ def test_nothing_is_lost_and_the_order_stays(turns: list[list[bytes]]) -> None:
     sent = b"".join(served(turns).sent)
     _, _, body = sent.partition(b"\r\n\r\n")
     assert body == b"".join(chunk(part) for turn in turns for part in turn) + END
+
+
+def answered(*, then: Callable[[Server, LimitedProtocol, Transport], object], connections: int = 10) -> bytes:
+    """What a client got before *then* happened in the very turn in which its response was complete."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(START)
+        await send({"type": "http.response.body", "body": b"whole"})
+        then(server, *places)
+
+    server = Server(app, connections=connections)
+    places: Any = ()
+
+    async def serve() -> None:
+        nonlocal places
+        places = server.connect()
+        places[0].data_received(REQUEST)
+        await turns()
+
+    asyncio.run(serve())
+    return b"".join(places[1].sent)
+
+
+def test_a_client_that_sends_no_more_gets_what_was_written() -> None:
+    def half_closed(server: Server, protocol: LimitedProtocol, transport: Transport) -> None:
+        protocol.eof_received()
+        transport.close()  # as transports do then
+
+    assert answered(then=half_closed).endswith(chunk(b"whole") + END)
+
+
+def test_a_connection_that_gives_way_to_another_one_has_its_response() -> None:
+    assert answered(then=lambda server, *_: server.connect(), connections=1).endswith(chunk(b"whole") + END)
+
+
+def test_a_client_that_leaves_ends_what_is_answered_although_it_has_asked_for_more() -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send(START)
+        seen.append((await receive())["type"])
+        await send({"type": "http.response.body", "body": b"nobody reads this"})
+
+    async def serve() -> Transport:
+        protocol, transport = Server(app).connect()
+        protocol.data_received(REQUEST * 2)
+        await turns()
+        transport.close()
+        protocol.connection_lost(None)
+        await turns()
+        return transport
+
+    transport = asyncio.run(serve())
+    assert seen == ["http.disconnect"]
+    assert b"nobody" not in b"".join(transport.sent)
+
+
+def test_fields_after_a_body_are_no_headers_of_the_request() -> None:
+    seen: list[tuple[bytes, bytes]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        seen.extend(scope["headers"])
+        await send(START)
+        await send({"type": "http.response.body", "body": b""})
+
+    async def serve() -> None:
+        protocol, _ = Server(app).connect()
+        protocol.data_received(b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        await turns()
+        protocol.data_received(b"3\r\none\r\n0\r\nconnection: authorization\r\nx-admin: yes\r\n\r\n")
+        await turns()
+
+    asyncio.run(serve())
+    assert [name for name, _ in seen] == [b"host", b"transfer-encoding"]

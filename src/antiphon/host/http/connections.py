@@ -95,21 +95,27 @@ class JoinedWrites:
     def write(self, data: bytes) -> None:
         """Hold *data* for this turn; what is large goes at once, so that a slow client pauses its writer."""
         if not self._held:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._held.append(data)
         self._size += len(data)
         if self._size >= _MOST_HELD:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
-        if self._held:
-            held, self._held, self._size = self._held, [], 0
+    def flush(self) -> None:
+        """Send what is held, if somebody is there."""
+        held, self._held, self._size = self._held, [], 0
+        if held and not self._transport.is_closing():
             self._transport.write(held[0] if len(held) == 1 else b"".join(held))
 
     def close(self) -> None:
         """Close after what was written."""
-        self._flush()
+        self.flush()
         self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what was written is on its way."""
+        self.flush()
+        self._transport.abort()
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -120,6 +126,9 @@ class LimitedProtocol(HttpToolsProtocol):
     _stalled: asyncio.TimerHandle | None = None
     waiting_since: float = 0.0
     config: ServerConfig
+    transport: JoinedWrites  # type: ignore[assignment]
+    _answered: Any = None
+    """The request that is being answered; others of the connection wait for it."""
     _in_head: bool = False
     _head: int = 0
     """Bytes of a head that has not ended."""
@@ -215,7 +224,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._declines:
+        if self._in_head and not self._declines:  # what comes after the body is no header
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -226,6 +235,10 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _refuse_head(self) -> None:
         if self.is_waiting and not self.transport.is_closing():
@@ -260,8 +273,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._read_again()
         super().resume_writing()
 
+    def eof_received(self) -> None:
+        self.transport.flush()  # the connection closes now
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._read_again()
+        if self._answered is not None and not self._answered.response_complete:  # not the one that came last
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         if not self.refused:
             super().connection_lost(exc)
