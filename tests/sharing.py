@@ -40,7 +40,7 @@ def shared(kind: str, folder: Path, owner: int) -> str:
             deadline = time.monotonic() + START_SECONDS + 10
             while not ready.exists() and not failed.exists():
                 if keeper.poll() is not None or time.monotonic() > deadline:
-                    failed.write_text(f"the keeper of {kind} ended with code {keeper.poll()}")
+                    _publish(failed, f"the keeper of {kind} ended with code {keeper.poll()}")
                 time.sleep(0.02)
     if failed.exists():
         raise ServerFailed(failed.read_text())
@@ -65,14 +65,19 @@ def keep(kind: str, folder: Path, owner: int) -> None:
         try:
             server = KINDS[kind]()
             with server:
-                draft = folder / f"{kind}.draft"
-                draft.write_text(json.dumps({"url": server.url, "keeper": os.getpid()}))
-                draft.rename(folder / f"{kind}.json")
+                _publish(folder / f"{kind}.json", json.dumps({"url": server.url, "keeper": os.getpid()}))
                 while _alive(owner):
                     time.sleep(0.2)
         except Exception as error:
-            (folder / f"{kind}.failed").write_text(f"{type(error).__name__}: {error}")
+            _publish(folder / f"{kind}.failed", f"{type(error).__name__}: {error}")
             raise
+
+
+def _publish(path: Path, text: str) -> None:
+    """Write a file that is whole as soon as it is there."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(text)
+    draft.rename(path)
 
 
 def _alive(pid: int) -> bool:
