@@ -82,7 +82,7 @@ def question(call: GuardedCall, now_ms: int) -> tuple[Approval, Settlement]:
         asker=call.place[1],
         asked_at_ms=now_ms,
         expires_at_ms=now_ms + ttl_ms,
-        arguments=plan.results.noted(call.key, call.arguments),
+        arguments=plan.results.asked(call.key, plan.approving.asked(call.arguments)),
         shown_in=call.options.shown_in,
     )
     message = outcomes.approval_required(plan.name, approval.id).message
@@ -172,11 +172,12 @@ def required(call: GuardedCall, approval: Approval) -> Outcome:
 def view(call: GuardedCall, approval: Approval) -> dict[str, Any]:
     """What an approver function and listeners are told; the arguments are masked."""
     plan = call.plan
+    assert plan.approving is not None
     return {
         "approvalId": approval.id,
         "tool": plan.name,
         "description": plan.tool.spec.description,
-        "arguments": plan.results.told(call.arguments),
+        "arguments": plan.results.told(plan.approving.asked(call.arguments)),
         "asker": approval.asker,
         "session": call.place[0],
         "policy": approval.policy,

@@ -43,15 +43,19 @@ class Approving:
     def needs(self, arguments: dict[str, Any]) -> bool:
         """Whether a person must approve this call; a policy that fails does not let it pass."""
         try:
-            return bool(self._needs({**self._defaults, **arguments}))
+            return bool(self._needs(self.asked(arguments)))
         except Exception as error:
             name = type(error).__name__  # its message may quote the arguments
             log.error("the approval policy of %s failed (%s), so the call needs approval", self._spec.name, name)
             return True
 
+    def asked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What a person is shown: the arguments, and the defaults of the others."""
+        return arguments | {name: value for name, value in self._defaults.items() if name not in arguments}
+
     def bound_to(self, key: str, arguments: dict[str, Any]) -> str:
         """What the digest of an approval is made from: the intent, and the exact arguments after defaults."""
-        given = {**self._defaults, **arguments}
+        given = self.asked(arguments)
         for name in self._spec.approve_ignore:
             given.pop(name, None)
         params = exact_params(given, self._spec)

@@ -24,6 +24,7 @@ log = logging.getLogger("antiphon.gateway")
 NO_PAYLOAD = "The call succeeded; its result could not be stored and is not available."
 _SEALED = "sealed+"
 
+_UNSHOWN = "(cannot be shown)"
 _SHOWN = 2000
 _NOTED = 16_384
 _REMEMBERED = 1024
@@ -65,12 +66,20 @@ class ResultStore:
         except Exception:  # whatever the classes of the arguments raise
             return ""
 
-    def told(self, arguments: dict[str, Any]) -> str:
-        """Arguments as listeners and logs may see them, whatever the store."""
+    def asked(self, key: str, arguments: dict[str, Any]) -> str:
+        """Arguments for a person who decides about the call *key*: all of them, sealed if they can be, else masked."""
         try:
-            return masked(_written(arguments), self._masks)
+            data, sealer = _written(arguments), self._sealer()
+            return masked(data, self.redactor, None) if sealer is None else str(sealer.seal(data, key.encode()))
+        except Exception:  # whatever the classes of the arguments raise, or a key file that cannot be read
+            return _UNSHOWN
+
+    def told(self, arguments: dict[str, Any]) -> str:
+        """The same for listeners, whatever the store: masked."""
+        try:
+            return masked(_written(arguments), self._masks, None)
         except Exception:  # whatever the classes of the arguments raise
-            return ""
+            return _UNSHOWN
 
     def noted(self, key: str, arguments: dict[str, Any]) -> str:
         """Arguments for the claim *key* while it is in flight: sealed, which costs less than masking, if they can be.
@@ -175,10 +184,10 @@ def _written(arguments: dict[str, Any]) -> bytes:
     return orjson.dumps(arguments, default=str, option=orjson.OPT_NON_STR_KEYS)
 
 
-def masked(arguments: bytes, redactor: Redactor | LateRedactor | None) -> str:
-    """Written arguments as an operator may see them."""
+def masked(arguments: bytes, redactor: Redactor | LateRedactor | None, most: int | None = _SHOWN) -> str:
+    """Written arguments as an operator may see them; who decides about them sees all."""
     text = (arguments if redactor is None else redactor.redact_bytes(arguments)[0]).decode()
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if most is None or len(text) <= most else f"{text[:most]}…"
 
 
 def _clean_chunks(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:

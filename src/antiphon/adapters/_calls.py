@@ -284,7 +284,8 @@ class _Failure:
         given = self.given(result)
         if not approval:  # where none could be asked for, there is nothing to decide
             return given
-        arguments = call.plan.results.told(call.arguments)
+        approving = call.plan.approving
+        arguments = call.plan.results.told(call.arguments if approving is None else approving.asked(call.arguments))
         asked = {"approvalId": approval, "tool": call.tool.full_name, "arguments": arguments}
         return given._replace(question={**asked, "description": spec.description} if spec.description else asked)
 

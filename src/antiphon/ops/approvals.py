@@ -26,7 +26,12 @@ from antiphon.ops.gateways import declared
 from antiphon.ports import Journal
 
 VERDICTS: Final = {"approve": GRANTED, "deny": DENIED, "withdraw": WITHDRAWN}
-_SCAN = 10_000
+_PAGE = 5_000
+_UNSEEN: Final = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
+    + "".join(map(chr, [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]))
+)
+"""Characters without a picture that count as printable: fillers, joiners, variation selectors."""
 _LINK: Final = "approval link "
 _LINK_DIGITS, _LONGEST_TOKEN, _LONGEST_NAME = 32, 4096, 200
 
@@ -252,8 +257,17 @@ class Approvals(Admin):
             )
 
     async def _kept(self, tool: str = "") -> list[tuple[DedupeRecord, Kept]]:
-        records = await self._journal.list(tenant=self.tenant, state="failed", tool=tool, limit=_SCAN)
-        return [(record, kept) for record in records if (kept := approval_of(record)) is not None]
+        """All approvals; they are kept among the records of failed calls."""
+        found: list[tuple[DedupeRecord, Kept]] = []
+        before = ""
+        while page := await self._journal.list(
+            tenant=self.tenant, state="failed", tool=tool, limit=_PAGE, before=before
+        ):
+            found += [(record, kept) for record in page if (kept := approval_of(record)) is not None]
+            if len(page) < _PAGE:
+                break
+            before = page[-1].key
+        return found
 
     async def _by_id(self, approval: str) -> tuple[DedupeRecord, Kept]:
         for record, kept in await self._kept() if approval else ():
@@ -264,7 +278,7 @@ class Approvals(Admin):
     def _missing(self, approval: str) -> NotFound:
         return NotFound(
             f"There is no approval {approval!r}: it was spent, its call was made anew, or it is long over.",
-            hint=f"Looked in {self._place}. List them: antiphon approvals list",
+            hint="List them: antiphon approvals list",
         )
 
     def _shown_approval(self, record: DedupeRecord, kept: Kept) -> dict[str, Any]:
@@ -296,11 +310,11 @@ class Approvals(Admin):
     def _arguments_of(self, record: DedupeRecord, asked: Approval) -> str:
         """The arguments as a person may see them: secrets masked."""
         if not asked.arguments.startswith("s2."):
-            return masked(asked.arguments.encode(), self._redactor)
+            return masked(asked.arguments.encode(), self._redactor, None)
         sealer = self._sealer()
         with contextlib.suppress(StoreError):  # of another key, or damaged
             if sealer is not None:
-                return masked(sealer.unseal(asked.arguments, context=record.key.encode()), self._redactor)
+                return masked(sealer.unseal(asked.arguments, context=record.key.encode()), self._redactor, None)
         return "(sealed: the seal key of the store is missing)"
 
 
@@ -345,4 +359,7 @@ def visible(text: str) -> str:
     >>> visible("pay\\u202e001")
     'pay\\\\u202e001'
     """
-    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)
+    return "".join(
+        one if one.isprintable() and one not in _UNSEEN else one.encode("unicode_escape", "replace").decode()
+        for one in text
+    )

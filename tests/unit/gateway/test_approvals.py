@@ -19,7 +19,7 @@ from antiphon.cli import main
 from antiphon.contract.approval import ASKING
 from antiphon.errors import ApprovalRequired, ConfigError, NotFound
 from antiphon.ops.app import Antiphon
-from antiphon.ops.approvals import Approvals, Link
+from antiphon.ops.approvals import Approvals, Link, visible
 from antiphon.ports import Claimed, ClaimTemplate, StaticClaimRequest
 from antiphon.stores import MemoryStore, SQLiteStore
 from tests.approval_cases import Desk, attacks, check_attacks, check_flows
@@ -297,6 +297,60 @@ def test_secrets_and_invisible_characters_are_shown_as_such() -> None:
     assert "hunter2" not in shown["arguments"]
     assert "\\u202e\\u200b" in shown["arguments"]
     assert shown["arguments"].isprintable()
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SQLiteStore], ids=["memory", "sqlite"])
+@pytest.mark.parametrize("size", [2_100, 40_000])
+def test_a_person_sees_all_arguments_and_the_defaults_of_the_others(store: Any, size: int, tmp_path: Path) -> None:
+    place = store() if store is MemoryStore else store(tmp_path / "claims.db")
+    gateway = antiphon.Gateway(place)
+
+    @gateway.tool(idempotent=False, approve="always")
+    def refund(note: str, amount: int, to: str = "mallory") -> str:
+        return "paid"
+
+    approval = _asked(refund, "refund 5 " + "x" * size, 1_000_000)
+    (shown,) = drive(_desk(place).waiting())
+    assert shown["id"] == approval
+    assert shown["arguments"].endswith('x","amount":1000000,"to":"mallory"}')
+
+
+def test_a_call_in_a_framework_is_shown_with_its_defaults() -> None:
+    store = MemoryStore()
+    gateway = antiphon.Gateway(store)
+
+    @gateway.tool(idempotent=False, approve="always")
+    def refund(amount: int, to: str = "mallory") -> str:
+        return "paid"
+
+    result = gateway.execute(envelope("refund", {"amount": 5}))
+    (shown,) = drive(_desk(store).waiting())
+    assert (shown["id"], shown["arguments"]) == (_id(result), '{"amount":5,"to":"mallory"}')
+
+
+@pytest.mark.parametrize("text", "\u3164 \u115f \ufe0f \u034f \u2800 \u180b \U000e0100 \u202e \u200b".split())
+def test_characters_without_a_picture_are_written_as_escapes(text: str) -> None:
+    assert visible(f"pay{text}me") == f"pay{text.encode('unicode_escape').decode()}me"
+
+
+def test_an_approval_is_found_behind_any_number_of_failed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.ops.approvals._PAGE", 7)
+    store = MemoryStore()
+    gateway = antiphon.Gateway(store)
+    pay = gateway.tool("pay", idempotent=False, approve="always")(_pay([]))
+
+    @gateway.tool(idempotent=False)
+    def fail(number: int) -> None:
+        raise antiphon.DidNotHappen("no")
+
+    approvals = [_asked(pay, 1)]
+    for number in range(20):
+        with pytest.raises(antiphon.DidNotHappen):
+            fail(number)
+    approvals.append(_asked(pay, 2))
+    desk = _desk(store)
+    assert [one["id"] for one in drive(desk.waiting())] == approvals[::-1]
+    assert drive(desk.decide(approvals[0], "approve"))["state"] == "approved"
 
 
 def test_a_store_without_a_key_signs_no_links() -> None:
