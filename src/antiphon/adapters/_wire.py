@@ -43,7 +43,11 @@ _SHAPING = (
 """The headers of a request that decide what is answered; no others are recorded."""
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream"}
-_INDENT = re.compile(rb"\{\n( {1,8})\S")
+_INDENT = re.compile(r"[{\[]\n( {1,8})\S")
+_ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)")
+_ESCAPED_BY_SOME = frozenset("<>&'`=\u2028\u2029\x7f")
+"""What Go, PHP, .NET and others escape in a JSON text although they need not."""
+_MOST_ESCAPED = 16
 _LONGEST_LAYOUT = 1024 * 1024
 
 
@@ -154,28 +158,40 @@ def laid_out(value: Any, layout: Mapping[str, Any]) -> bytes:
     """JSON with the spaces and escapes that the provider used."""
     indent, end = layout.get("indent"), str(layout.get("end", ""))[:8].encode()
     indent = indent if indent in range(1, 9) else None
-    if indent == 2 and not layout.get("ascii"):
+    if indent == 2 and not layout.get("ascii") and not layout.get("escaped"):
         return orjson.dumps(value, option=orjson.OPT_INDENT_2) + end
     between = (",", ": ") if indent is not None else (", ", ": ") if layout.get("spaced") else (",", ":")
     text = json.dumps(value, indent=indent, ensure_ascii=bool(layout.get("ascii")), separators=between)
+    for char in str(layout.get("escaped", ""))[:_MOST_ESCAPED]:
+        text = text.replace(char, "\\/" if char == "/" else f"\\u{ord(char):04x}")
+    if layout.get("upper"):
+        text = _ESCAPES.sub(lambda found: f"\\u{found[1].upper()}" if found[1] else found[0], text)
     return text.encode() + end
 
 
 def layout_of(content: bytes, value: Any) -> dict[str, Any]:
     """What the metadata of a call say about how a JSON body is written, if that is needed to write it so again."""
-    if not isinstance(value, dict) or len(content) > _LONGEST_LAYOUT or orjson.dumps(value) == content:
+    if not isinstance(value, (dict, list)) or len(content) > _LONGEST_LAYOUT or orjson.dumps(value) == content:
         return {}
-    text = content.rstrip(b" \r\n")
-    found: dict[str, Any] = {"ascii": b"\\u" in text, "end": content[len(text) :].decode()}
-    inner = _INDENT.match(text)
-    if inner is not None:
-        found["indent"] = len(inner[1])
-    else:
-        found["spaced"] = b'": ' in text
     try:
+        found = _layout(content.decode())
         return {"layout": found} if laid_out(value, found) == content else {}
     except (TypeError, ValueError, RecursionError):
         return {}
+
+
+def _layout(content: str) -> dict[str, Any]:
+    text = content.rstrip(" \r\n")
+    codes = {code for code in _ESCAPES.findall(text) if code}
+    found: dict[str, Any] = {"ascii": bool(codes) and text.isascii(), "end": content[len(text) :]}
+    chars = sorted({chr(int(code, 16)) for code in codes} & _ESCAPED_BY_SOME)
+    escaped = "".join(chars) + ("/" if "\\/" in text else "")
+    if escaped:
+        found["escaped"] = escaped
+    if any(code != code.lower() for code in codes):
+        found["upper"] = True
+    inner = _INDENT.match(text)
+    return found | ({"spaced": '": ' in text} if inner is None else {"indent": len(inner[1])})
 
 
 def whole(call: ModelCall, content: bytes) -> Any:
@@ -183,16 +199,23 @@ def whole(call: ModelCall, content: bytes) -> Any:
     return assemble_response(sse_events([content]), call.provider) if call.stream else body_of(content)
 
 
-def told_headers(headers: Mapping[str, str]) -> dict[str, Any]:
-    """What the metadata of a call say about the headers of its response, if there is something to say."""
-    found = {name: value for name, value in headers.items() if _TOLD_HEADERS.fullmatch(name.lower())}
-    return {"headers": found} if found else {}
+def _told_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if _TOLD_HEADERS.fullmatch(name.lower())}
+
+
+def told(status: int, headers: Mapping[str, str], *, stream: bool) -> dict[str, Any]:
+    """What the metadata of a call say about status and headers of its response, if there is something to say."""
+    found = _told_headers(headers)
+    usual = (_EVENTS if stream else _JSON)["content-type"]
+    for name in ("content-type", "location"):
+        if headers.get(name, usual if name == "content-type" else None) not in (usual, None):
+            found[name] = headers[name]
+    return ({"headers": found} if found else {}) | ({"status": status} if status != 200 else {})
 
 
 def error_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """What is recorded of the headers of an error."""
-    kept = {name: headers[name] for name in _ERROR_HEADERS if name in headers}
-    return {**kept, **told_headers(headers).get("headers", {})}
+    return {name: headers[name] for name in _ERROR_HEADERS if name in headers} | _told_headers(headers)
 
 
 async def finish(
@@ -209,11 +232,11 @@ async def finish(
         message = f"The provider answered {status}."
         error = {"class": "", "code": f"http_{status}", "message": message, "status": status}
         error["headers"] = error_headers(headers)
-        await boundary.finish("error", error=error, value=value, meta=dict(attempts))
+        await boundary.finish("error", error=error, value=value, meta={**attempts, **layout_of(content, value)})
         return
     outcome, meta = model.outcome_of(value, call.provider)
-    told = {**meta, **told_headers(headers), **attempts, **layout_of(content, value)}
-    await boundary.finish(outcome, value=value, meta=told)
+    more = {**told(status, headers, stream=call.stream), **attempts, **layout_of(content, value)}
+    await boundary.finish(outcome, value=value, meta={**meta, **more})
 
 
 class Replayed(NamedTuple):
@@ -235,22 +258,23 @@ class Replayed(NamedTuple):
 def replayed(answer: Answer, call: ModelCall) -> Replayed:
     """What the SDK is given in place of the provider's response."""
     error = answer.error or {}
-    told = dict(answer.meta.get("headers") or {})
+    status, headers = answer.meta.get("status", 200), dict(answer.meta.get("headers") or {})
     if answer.chunks is not None:
         chunks = [chunk_bytes(chunk) for chunk in answer.chunks]
-        found = Replayed(200, {**_EVENTS, **told}, chunks, _raised(error), tuple(answer.meta.get("gapsMs", ())))
+        gaps = tuple(answer.meta.get("gapsMs", ()))
+        found = Replayed(status, {**_EVENTS, **headers}, chunks, _raised(error), gaps)
         if was_given_up(answer.error):
             return found._replace(given_up=answer.meta.get(AFTER, 0))
         return found._replace(left=error.get("code") == BROKEN_OFF)
+    content = content_of(answer.value, answer.meta.get("layout"))
     if answer.outcome == "error":
-        status = error.get("status")
-        if isinstance(status, int):
+        failed = error.get("status")
+        if isinstance(failed, int):
             headers = {str(name): str(value) for name, value in dict(error.get("headers") or {}).items()}
-            return Replayed(status, headers or _JSON, [content_of(answer.value)])
+            return Replayed(failed, headers or _JSON, [content])
         raised = _raised(error) or ("ReadError", str(error.get("message", "")))
         return Replayed(0, {}, [], raised)
-    content = content_of(answer.value, answer.meta.get("layout"))
-    return Replayed(200, {**(_EVENTS if call.stream else _JSON), **told}, [content])
+    return Replayed(status, {**(_EVENTS if call.stream else _JSON), **headers}, [content])
 
 
 def _raised(error: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -232,7 +232,7 @@ class _Exchange:
             with recorded_here(), boundary.asking():
                 response = await self._send(self._outgoing(call, changed))
             if call.stream and response.status_code < 400:
-                return self._live(response, _HttpLog(boundary, call, response.headers, _attempts(response)))
+                return self._live(response, _HttpLog(boundary, call, response, _attempts(response)))
             with boundary.asking():
                 content = await self._whole(response)
         except BaseException as error:
@@ -338,10 +338,9 @@ def _attempts(response: Any) -> dict[str, int]:
 class _HttpLog(StreamLog):
     """Records the bytes of a provider's stream."""
 
-    def __init__(
-        self, boundary: Boundary, call: _wire.ModelCall, headers: Mapping[str, str], attempts: Mapping[str, int]
-    ) -> None:
-        super().__init__(boundary, {**STREAM, **_wire.told_headers(headers), **attempts})
+    def __init__(self, boundary: Boundary, call: _wire.ModelCall, response: Any, attempts: Mapping[str, int]) -> None:
+        told = _wire.told(response.status_code, response.headers, stream=True)
+        super().__init__(boundary, {**STREAM, **told, **attempts})
         self._provider = call.provider
 
     def encode(self, chunk: bytes) -> Any:

@@ -16,8 +16,9 @@ import functools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
-from antiphon.adapters import _mcp, _wire
+from antiphon.adapters import _wire
 from antiphon.adapters._retries import retrying
 from antiphon.adapters.httpx import async_transport
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen
@@ -30,7 +31,7 @@ from antiphon.proxy.clients import Gone, Refused, Reply, Request, disconnected, 
 from antiphon.proxy.mcp import McpGuard
 from antiphon.proxy.options import Breakers, ToolRules, deadline_of
 from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, told
-from antiphon.proxy.upstreams import NAME, Upstream, first, passed_on
+from antiphon.proxy.upstreams import NAME, Upstream, first, passed_on, readable
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -150,7 +151,7 @@ class Proxy:
         """A request for an upstream: guarded, recorded, answered from a recording, or only passed on."""
         mode, ways = self._settings.mode, self._ways_to(request.upstream)
         asked = self._mcp.guards(request) if request.upstream.mcp else None
-        known = request.upstream.mcp or _wire.endpoint_of(request.method, request.path.decode("latin-1")) is not None
+        known = request.upstream.mcp or request.asks is not None
         run: OpenRun | None = None
         if known and mode != "live":
             answer.run = run = await self.runs.open(request.client, request.run)
@@ -233,6 +234,7 @@ class Proxy:
             client,
             run,
             scope.get("client"),
+            None if upstream.mcp else _model_call(scope["method"], slash + path, body),
             deadline_of(named.get("antiphon-deadline"), self._settings.timeout_s),
         )
 
@@ -283,7 +285,7 @@ class Proxy:
         known: dict[str, Any] = {}
         if self._settings.breaker is not None and not request.upstream.mcp:
             known[_MODEL] = _model_of(request)
-        headers, body = passed_on(request.headers), httpx.ByteStream(request.body)
+        headers, body = readable(passed_on(request.headers)), httpx.ByteStream(request.body)
         outgoing = httpx.Request(request.method, url, headers=headers, stream=body, extensions=known)
         outgoing.read()  # it is in memory: it can be recorded, and sent again
         return outgoing
@@ -406,13 +408,15 @@ def _not_sent(refusal: Refusal) -> Exception:
     return DidNotHappen("The server failed too often; calls are held back for a while, and this one was not sent.")
 
 
+def _model_call(method: str, path: bytes, body: bytes) -> _wire.ModelCall | None:
+    """What is asked of a model; nothing for a request that asks none, or in a form that cannot be read."""
+    endpoint = _wire.endpoint_of(method, unquote(path.decode("latin-1")))
+    return None if endpoint is None else _wire.read_call(endpoint, body)
+
+
 def _model_of(request: Request) -> str:
     """The model that is asked; nothing for a request that asks none."""
-    endpoint = _wire.endpoint_of(request.method, request.path.decode("latin-1"))
-    if endpoint is None or endpoint.model is not None:
-        return "" if endpoint is None else str(endpoint.model)
-    body = _mcp.parsed(request.body)
-    model = body.get("model") if isinstance(body, dict) else None
+    model = None if request.asks is None else request.asks.body.get("model")
     return model if isinstance(model, str) else ""
 
 

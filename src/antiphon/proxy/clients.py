@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from antiphon.adapters._wire import ModelCall
 from antiphon.proxy.upstreams import Headers, Upstream
 
 _BODILESS = (204, 304)
@@ -42,6 +43,8 @@ class Request(NamedTuple):
     run: str | None
     connection: object
     """Which of the client's connections it came over."""
+    asks: ModelCall | None = None
+    """What it asks of a model, if it does."""
     wait_s: float | None = None
     """Seconds after which the client does not wait any longer, if it says so."""
 

@@ -34,6 +34,8 @@ _HOP = frozenset(
     }
 )
 """What belongs to one connection and is not passed on."""
+_READ = frozenset({b"gzip", b"deflate", b"identity"})
+"""Encodings of bodies that can be read wherever the proxy runs: what cannot be read cannot be recorded."""
 OURS = b"antiphon-"
 Headers = list[tuple[bytes, bytes]]
 
@@ -86,6 +88,16 @@ def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return [
         (name, value) for name, value in kept if name not in _HOP and name not in named and not name.startswith(OURS)
     ]
+
+
+def readable(headers: Headers) -> Headers:
+    """The headers of a request; of the encodings that its client knows only those that the proxy can read."""
+    kept = [(name, value) for name, value in headers if name != b"accept-encoding"]
+    if len(kept) == len(headers):
+        return headers
+    asked = [part for name, value in headers if name == b"accept-encoding" for part in value.split(b",")]
+    known = [part.strip() for part in asked if part.partition(b";")[0].strip().lower() in _READ]
+    return [*kept, (b"accept-encoding", b", ".join(known) or b"identity")]
 
 
 def first(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,3 +218,94 @@ def test_a_header_names_the_run_and_other_paths_pass_unrecorded(app: Antiphon) -
         assert httpx.post(f"{served.at('other')}/v1/embeddings", json={}).status_code == 422
         assert httpx.post(f"{served.url}/openai/v1/chat/completions", json={}).status_code == 400  # no name
         assert httpx.post(f"{served.at('unknown')}/v1/chat/completions", json={}).status_code == 404
+
+
+class Canned(NamedTuple):
+    """A response of a server that is written in another language than ours."""
+
+    status: int
+    kind: str
+    body: bytes
+
+
+CANNED = {
+    "created": Canned(201, "application/json", b'{"id":"1"}'),
+    "moved": Canned(307, "text/html", b"<a>here</a>"),
+    "go": Canned(200, "application/json", rb'{"choices":[{"message":{"content":"a \u003cb\u003e \u0026 c\u2028"}}]}'),
+    "php": Canned(200, "application/json", rb'{"url":"https:\/\/example.org\/caf\u00e9"}'),
+    "dotnet": Canned(200, "application/json; charset=utf-8", rb'{"text":"caf\u00E9 \u003Cb\u003E"}'),
+    "array": Canned(200, "application/json", b'[\n  {\n    "a": 1\n  }\n]\n'),
+    "error": Canned(429, "application/json", b'{\n  "error": {\n    "message": "too many"\n  }\n}\n'),
+    "page": Canned(200, "text/html; charset=utf-8", b"<p>maintenance</p>"),
+    "lines": Canned(200, "application/x-ndjson", b'{"a": 1}\n{"b": 2}\n'),
+}
+
+
+@contextmanager
+def _upstream(answers: dict[str, Canned]) -> Iterator[tuple[str, list[Any]]]:
+    """A server that answers with what the request names; and the headers of the requests it got."""
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            asked.append(self.headers)
+            self.rfile.read(int(self.headers["content-length"]))
+            canned = answers[self.headers["x-case"]]
+            self.send_response(canned.status)
+            self.send_header("content-type", canned.kind)
+            if canned.status == 307:
+                self.send_header("location", "/elsewhere")
+            self.send_header("content-length", str(len(canned.body)))
+            self.end_headers()
+            self.wfile.write(canned.body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_status_kind_and_bytes_of_any_server_are_replayed(app: Antiphon, stream: bool) -> None:
+    def ask(url: str, case: str) -> Any:
+        body = {"model": "fake-1", "messages": [{"role": "user", "content": case}], "stream": stream}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-case": case})
+        return answer.status_code, answer.headers["content-type"], answer.headers.get("location"), answer.content
+
+    with _upstream(CANNED) as (url, _):
+        direct = {case: ask(url, case) for case in CANNED}
+        with serving(app, models=url) as served:
+            assert {case: ask(served.at("any"), case) for case in CANNED} == direct
+    with serving(app, "replay") as served:
+        assert {case: ask(served.at("any"), case) for case in CANNED} == direct
+
+
+@pytest.mark.parametrize(
+    ("asked", "passed"),
+    [
+        ("br", "identity"),
+        ("gzip, br;q=0.9, zstd", "gzip"),
+        ("GZip;q=0.5, deflate", "GZip;q=0.5, deflate"),
+        ("*", "identity"),
+    ],
+)
+def test_an_upstream_is_asked_for_what_the_proxy_can_read(app: Antiphon, asked: str, passed: str) -> None:
+    with _upstream(CANNED) as (url, seen), serving(app, models=url) as served:
+        headers = {"x-case": "created", "accept-encoding": asked}
+        httpx.post(f"{served.at('coded')}/v1/chat/completions", json={"model": "m", "messages": []}, headers=headers)
+    assert [headers["accept-encoding"] for headers in seen] == [passed]
+
+
+@pytest.mark.parametrize("body", [b"[1]", b"no JSON", b"\xff\xfe", b"", b'"text"'], ids=repr)
+def test_a_model_call_that_cannot_be_read_is_said_not_to_be_recorded(app: Antiphon, body: bytes) -> None:
+    with _upstream(CANNED) as (url, _), serving(app, models=url) as served:
+        headers = {"x-case": "created"}
+        answer = httpx.post(f"{served.at('odd')}/v1/chat/completions", content=body, headers=headers)
+    assert (answer.status_code, answer.headers["antiphon-recorded"]) == (201, "no")
+    assert "antiphon-run" not in answer.headers
