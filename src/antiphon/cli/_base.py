@@ -148,17 +148,18 @@ def find(place: str) -> Command:
 def call(name: str, command: Command, words: list[str]) -> int:
     """Parse, run, and turn errors into one line on standard error and an exit code."""
     arguments = command.parser(name).parse_args(words)
+    code = _SIGPIPE
     try:
         with _named_store(arguments, makes=name in _MAKES_STORE):
-            code = command.run(arguments)
+            code = int(command.run(arguments) or 0)
         sys.stdout.flush()
-        return int(code or 0)
+        return code
     except errors.AntiphonError as error:
         report(error, getattr(arguments, "json", False))
         return exit_code(error)
-    except BrokenPipeError:
+    except BrokenPipeError:  # nobody reads on: what was found out counts, and what was not is no success
         _give_up_output()
-        return 0
+        return code
     except OSError as error:  # a file that was named and cannot be read or written
         if error.filename is None:
             if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
@@ -171,6 +172,10 @@ def call(name: str, command: Command, words: list[str]) -> int:
     except KeyboardInterrupt:
         print("antiphon: interrupted", file=sys.stderr)
         return 130
+
+
+_SIGPIPE = 128 + 13
+"""What shells say of a program that was ended because nobody read its output."""
 
 
 def _give_up_output() -> None:

@@ -114,6 +114,17 @@ def test_an_output_that_is_closed_or_full_is_no_crash(greeted: Path) -> None:
     assert b"No space left on device" in full.stderr
 
 
+def test_a_failure_that_nobody_reads_is_no_success(home: Path) -> None:
+    Path("notes.txt").write_text(f"token {'ghp_' + 'a1B2' * 9}\n")
+    unread, output = os.pipe()
+    os.close(unread)
+    command = [sys.executable, "-m", "antiphon.cli", "scan", "notes.txt"]
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(output)
+    assert done.returncode in (1, 141), done.stderr
+    assert b"Traceback" not in done.stderr
+
+
 def test_a_terminal_without_a_width_is_not_cut_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from antiphon.cli import _ui
 
