@@ -295,7 +295,7 @@ class HostSection(Section, frozen=True):
     header_timeout_s: Seconds = 10.0
     """Seconds that the headers of a request may take to arrive."""
     idle_timeout_s: Seconds = 30.0
-    """Seconds that a connection may stay open between requests, and that a client may take to read an answer."""
+    """Seconds that a connection may stay open between requests, and in which a client reads 16 KB of an answer."""
     max_connections: Positive = 1_000
     """Open connections per worker; at most half the descriptors of the process. The longest idle one gives way."""
     tenant_requests: Positive = 200

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
@@ -20,6 +21,7 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self.sent: list[bytes] = []
+        self.left: Iterator[int] = iter(())
         self.closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -35,6 +37,9 @@ class Transport(asyncio.Transport):
     def abort(self) -> None:
         self.closed = True
 
+    def get_write_buffer_size(self) -> int:
+        return next(self.left)
+
     def pause_reading(self) -> None:
         pass
 
@@ -49,8 +54,8 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 class Server:
     """A server without a network: its connections have a transport that notes what is sent."""
 
-    def __init__(self, app: Any, *, connections: int = 10) -> None:
-        self._config = ServerConfig(app, HostSection(), limits=Limits(10, 10, connections), log_config=None)
+    def __init__(self, app: Any, *, connections: int = 10, idle_s: float = 10) -> None:
+        self._config = ServerConfig(app, HostSection(), limits=Limits(10, idle_s, connections), log_config=None)
         self._config.load()
         self._state = ServerState()
 
@@ -217,3 +222,16 @@ def test_fields_after_a_body_are_no_headers_of_the_request() -> None:
 
     asyncio.run(serve())
     assert [name for name, _ in seen] == [b"host", b"transfer-encoding"]
+
+
+@pytest.mark.parametrize("left", [[90_000, 60_000, 30_000, 30_000], [90_000, 89_000], [90_000, 90_000]])
+def test_a_slow_reader_is_waited_for_and_one_that_does_not_read_is_not(left: list[int]) -> None:
+    async def serve() -> None:
+        protocol, transport = Server(None, idle_s=0).connect()
+        transport.left = iter(left)
+        protocol.pause_writing()
+        while not transport.closed:
+            await asyncio.sleep(0)
+        assert list(transport.left) == []
+
+    asyncio.run(serve())

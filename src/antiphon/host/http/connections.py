@@ -18,6 +18,8 @@ log: logging.Logger = logging.getLogger("antiphon.host")
 _MOST_HEAD = 65_536
 """Bytes that a head may have which comes in parts."""
 _MOST_HELD = 16_384
+_LEAST_READ = 16_384
+"""Bytes that a client reads in the time that a connection may be idle; who reads less does not read."""
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -262,7 +264,17 @@ class LimitedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._stalled is None:
-            self._stalled = self.loop.call_later(self.limits.idle_s, self.transport.abort)
+            self._await_reader()
+
+    def _await_reader(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stalled = self.loop.call_later(self.limits.idle_s, self._see_reader, left)
+
+    def _see_reader(self, left: int) -> None:
+        if left - self.transport.get_write_buffer_size() < _LEAST_READ:
+            self.transport.abort()
+        else:
+            self._await_reader()
 
     def _read_again(self) -> None:
         if self._stalled is not None:
