@@ -286,7 +286,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def eof_received(self) -> None:
-        self.transport.flush()  # the connection closes now
+        if not self.refused:
+            self.transport.flush()  # the connection closes now
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
