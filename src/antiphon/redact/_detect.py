@@ -26,9 +26,12 @@ _PAIR = deferred(
     r"|(?<![A-Za-z0-9_.$-])--(?P<flag>[a-z][a-z0-9-]{1,40})[ \t]+(?=[^\s-])"
 )
 _QUOTE = deferred(r"\\*[\"'`]")
-_BARE = deferred(r"[^\s;&,\"'`\\]+")
-_ENCODED_END = deferred(r"%(?:26|20|0[AaDd]|3[Bb])")
-"""Where a value ends that is encoded for an address."""
+_NEXT = r"[A-Za-z_$][A-Za-z0-9_.$\[\]%-]{0,63}"
+_PLAIN = r"[^\s;&,\"'`\\]"
+_BARE = deferred(rf"{_PLAIN}+(?:&(?!(?:amp;)?{_NEXT}=)(?:amp;)?{_PLAIN}*)*")
+"""A value without quotes. It ends at ``&`` only where ``name=`` follows: a password may hold one."""
+_ENCODED = deferred(rf"(?:(?!%(?:26{_NEXT}%3[Dd]|20|0[AaDd]|3[Bb])){_PLAIN})+")
+"""The same for a value that is encoded for an address."""
 _LONGEST_QUOTED = 4096
 
 TRIVIAL = deferred(
@@ -262,25 +265,24 @@ def pair_spans(text: str, classify: Classify) -> Iterator[Span]:
             # What was taken for a value may be the next name.
             continue
         sep = match["sep"]
-        found = _value(text, position, certain=flag is not None or sep != ":" or match["close"] is not None)
+        bare = _ENCODED if sep is not None and sep[0] == "%" else _BARE
+        found = _value(text, position, bare(), certain=flag is not None or sep != ":" or match["close"] is not None)
         if found is None:
             continue
         start, end = found
-        if sep is not None and sep[0] == "%":
-            end = start + len(_ENCODED_END().split(text[start:end], maxsplit=1)[0])
         if _counts(text[start:end], field, classify):
             yield Span(start, end, field.kind)
             position = end
 
 
-def _value(text: str, position: int, *, certain: bool) -> tuple[int, int] | None:
+def _value(text: str, position: int, unquoted: re.Pattern[str], *, certain: bool) -> tuple[int, int] | None:
     """Where the value that begins at *position* stands, without its quotes."""
     quote = _QUOTE().match(text, position)
     if quote is not None:
         start = quote.end()
         end = _closing(text, start, quote[0])
         return (start, end) if end > start else None
-    bare = _BARE().match(text, position)
+    bare = unquoted.match(text, position)
     if bare is None or _CODE().match(bare[0]) or TRIVIAL().fullmatch(bare[0]):
         return None
     value = bare[0].rstrip(")]}>.")

@@ -11,6 +11,7 @@ import pytest
 from antiphon.errors import ConfigError, InvalidInput
 from antiphon.redact import Redactor, Rule, Rules
 from antiphon.redact._prefilter import Prefilter
+from antiphon.redact._rules import MASK
 from tests.unit.redact.corpus import Forge, bare, tokens
 
 KEY = tokens(Forge(81))[0].secret
@@ -192,9 +193,29 @@ def test_lone_surrogates_do_not_break_it() -> None:
     assert KEY not in REDACTOR.redact_text(f"\ud800 {KEY}")
 
 
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("password: p@ss&word!1", "password: *"),
+        ("password=tr0ub4dor&3 is it", "password=* is it"),
+        ("password=abc&topsecretpart", "password=*"),
+        ("password=p&q&amp;r7", "password=*"),
+        ("password=abc&user=x", "password=*&user=x"),
+        ("password=a&bc&user[name]=x", "password=*&user[name]=x"),
+        ("password=abc&amp;user=x", "password=*&amp;user=x"),
+        ("password%3Dtr0ub4dor%263", "password%3D*"),
+        ("password%3Dabc%26user%3Dx", "password%3D*%26user%3Dx"),
+        ("next=password%3Dabc&x", "next=password%3D*&x"),
+    ],
+)
+def test_a_value_ends_at_an_ampersand_only_where_a_name_follows(text: str, rest: str) -> None:
+    assert MASK.sub("*", Redactor(salt="x").redact_text(text)) == rest
+
+
 def test_a_very_long_text_takes_linear_time() -> None:
-    for unit in ("a", "=", "password=", "://", "a:b@", "-----BEGIN ", "sk-", "eyJ.", "1 ", "a1B2", "--key "):
+    for unit in ("a", "=", "password=", "://", "a:b@", "-----BEGIN ", "sk-", "eyJ.", "1 ", "a1B2", "--key ", "a&"):
         REDACTOR.redact_text(unit * 20_000)
+        REDACTOR.redact_text("password=a" + unit * 20_000)
 
 
 def test_a_large_document_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
