@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import os
 import re
@@ -23,6 +24,12 @@ _JSON_LIMIT = 8 << 20
 _BLOCK = 1 << 20
 _OVERLAP = 4096
 _SEAL_KEY = b"antiphon-seal-key-"
+_SEALED = re.compile(
+    rb"(?<![A-Za-z0-9+/=._-])s[12]\.[0-9a-f]{8}\.(?=[A-Za-z0-9+/=]{40})"
+    rb"(?:[A-Za-z0-9+/]{4})++(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?(?![A-Za-z0-9+/=_-])"
+)
+"""A sealed text: form, id of the key, and the one base64 spelling of at least a nonce and a tag. Nobody can read it."""
+_DATABASE = b"SQLite format 3\0"
 _TEXT = re.compile(rb"[\x20-\x7e\t\r\n]{20,}")
 
 
@@ -63,13 +70,13 @@ def _scan_file(file: Path, redactor: Redactor) -> Iterable[tuple[str, str, str]]
     with file.open("rb") as stream:
         head = stream.read(4096)
     if b"\0" in head:
-        return _scan_binary(file)
+        return _without_pseudonyms(_scan_binary(file), _pseudonyms(_stored_events(file)))
     if head.startswith(_SEAL_KEY):  # in its place it is none; one that others can read is a finding
         keys = enumerate(file.read_text(encoding="ascii", errors="replace").splitlines(), 1)
         open_to_others = file.stat().st_mode & 0o077
         return [(f"line {number}", "seal_key", key) for number, key in keys if key] if open_to_others else ()
     if file.stat().st_size <= _JSON_LIMIT:
-        document = file.read_bytes()
+        document = _without_sealed(file.read_bytes())
         if not redactor.may_hold(document):
             return ()
         if document.lstrip()[:1] in (b"{", b"["):
@@ -78,15 +85,43 @@ def _scan_file(file: Path, redactor: Redactor) -> Iterable[tuple[str, str, str]]
             except orjson.JSONDecodeError:
                 pass
             else:
-                return _without_pseudonyms(redactor.leaves(value), _pseudonyms(value))
+                return _without_pseudonyms(redactor.leaves(value), _pseudonyms(_exported_events(value)))
     return _scan_lines(file, redactor)
 
 
-def _pseudonyms(document: Any) -> set[str]:
-    """What an artifact of ours says of itself: these texts stand for values that it does not hold."""
+def _without_sealed(data: bytes) -> bytes:
+    return _SEALED.sub(b" ", data)
+
+
+def _exported_events(document: Any) -> Iterable[Any]:
+    """The events of an artifact of ours."""
     events = document.get("events") if isinstance(document, dict) and document.get("format") == "antiphon" else None
+    return events if isinstance(events, list) else ()
+
+
+def _stored_events(file: Path) -> Iterator[Any]:
+    """The events of a database of ours; *file* is the database or the log beside it."""
+    import sqlite3
+
+    file = file.with_name(file.name.removesuffix("-wal"))
+    log = file.with_name(f"{file.name}-wal")
+    try:
+        with file.open("rb") as stream:
+            if stream.read(len(_DATABASE)) != _DATABASE:
+                return
+        # Without a log nobody writes; opened in any other way, SQLite would leave files beside the database.
+        uri = f"{file.resolve().as_uri()}?{'mode=ro' if log.exists() else 'immutable=1'}"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+            for (body,) in database.execute("SELECT body FROM events"):
+                yield orjson.loads(body)
+    except (OSError, sqlite3.Error, orjson.JSONDecodeError):
+        return  # a database of others, or a damaged one: it names no pseudonyms
+
+
+def _pseudonyms(events: Iterable[Any]) -> set[str]:
+    """What events of ours say of themselves: these texts stand for values that they do not hold."""
     found: set[str] = set()
-    for event in events if isinstance(events, list) else ():
+    for event in (event for event in events if isinstance(event, dict)):
         payload, meta = event.get("payload"), event.get("meta")
         if isinstance(payload, dict) and isinstance(meta, dict):
             found.update(text_at(payload, mask) for mask in masks_in(meta.get(MASKS)))
@@ -97,7 +132,7 @@ def _pseudonyms(document: Any) -> set[str]:
 
 def _without_pseudonyms(findings: Iterable[tuple[str, str, str]], known: set[str]) -> Iterator[tuple[str, str, str]]:
     for where, kind, secret in findings:
-        if not any(secret in one or one in secret for one in known):
+        if secret not in known and not any(secret in one or one in secret for one in known):
             yield where, kind, secret
 
 
@@ -106,7 +141,7 @@ def _scan_lines(file: Path, redactor: Redactor) -> Iterator[tuple[str, str, str]
     armour: list[str] = []
     armour_line = 0
     with file.open("rb") as stream:
-        for number, raw in enumerate(stream, 1):
+        for number, raw in enumerate(map(_without_sealed, stream), 1):
             text = raw.decode("utf-8", "replace")
             if armour:
                 armour.append(text)

@@ -15,6 +15,7 @@ import pytest
 
 from antiphon.cli import COMMANDS
 from tests.integration.cli.conftest import Command
+from tests.unit.redact.corpus import Forge, tokens
 
 OURS = ("run", "runs", "show", "export", "import", "scan", "gc")
 
@@ -327,6 +328,22 @@ def test_scan(antiphon: Command) -> None:
     found = antiphon("scan", "folder", "--json").json["findings"]
     assert [entry["kind"] for entry in found] == ["github"]
     assert antiphon("scan", "missing").code == 4
+
+
+def test_scan_knows_what_stands_for_secrets_in_recordings(antiphon: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", "state")
+    key = tokens(Forge(5))[0].secret
+    Path("echo.py").write_text("def main(text: str) -> str:\n    return text\n")
+    assert antiphon("run", "echo.py:main", "--input", json.dumps(f"mail ada@example.com, key {key}")).code == 0
+    assert antiphon("export", "--latest", "-o", "golden/a.antiphon").code == 0
+    done = antiphon("scan", "golden", "state")
+    assert (done.code, done.out) == (0, "no secrets found\n")
+    artifact = json.loads(Path("golden/a.antiphon").read_bytes())
+    artifact["events"][0]["meta"]["sealed"] += f" {key}"
+    Path("golden/a.antiphon").write_text(json.dumps(artifact))
+    assert [entry["where"] for entry in antiphon("scan", "golden", "--json").json["findings"]] == [
+        "/events/0/meta/sealed"
+    ]
 
 
 # -- gc -------------------------------------------------------------------------------------------------------------

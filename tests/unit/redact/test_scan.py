@@ -112,6 +112,41 @@ def test_a_seal_key_is_a_finding_only_where_others_can_read_it(tmp_path: Path) -
     assert [(f.where, f.kind) for f in scan(tmp_path)] == [("line 1", "seal_key"), ("line 2", "seal_key")]
 
 
+@pytest.mark.parametrize("size", [0, 1, 2, 32, 90, 3000])
+def test_a_sealed_text_is_no_secret_and_hides_none(tmp_path: Path, size: int) -> None:
+    sealed = Sealer(bytes(32)).seal(bytes(size))
+    key, random = tokens(Forge(9))[0].secret, Forge(9).key(40)
+    (tmp_path / "a.json").write_text(json.dumps({"manifest": {"seal": {"key": sealed}}, "note": sealed}, indent=1))
+    (tmp_path / "a.jsonl").write_text(json.dumps({"sealed": sealed}) + "\n")
+    (tmp_path / "a.txt").write_text(f"it is {sealed}.\n")
+    assert scan(tmp_path) == []
+    for text in (f"{sealed} {key}", f"{sealed}.{key}", f"{key},{sealed}"):
+        (tmp_path / "a.txt").write_text(text)
+        (tmp_path / "a.json").write_text(json.dumps({"sealed": text}))
+        assert [(f.where, f.kind) for f in scan(tmp_path)] == [("/sealed", "openai"), ("line 1", "openai")]
+    (tmp_path / "a.txt").write_text("\n".join([random, f"s3.00000000.{random}", f"s2.{random}", f"s2.0.{random}"]))
+    assert [f.kind for f in scan(tmp_path / "a.txt")] == ["high_entropy"] * 4
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_the_pseudonyms_of_a_database_are_known(tmp_path: Path, log: bool) -> None:
+    github = [one.secret for one in tokens(Forge(3)) + tokens(Forge(4)) if one.kind == "github"]
+    real, pseudonym = github[0], github[-1]
+    file = tmp_path / "antiphon.db"
+    body = {"payload": {"input": f"use {pseudonym}"}, "meta": {"masks": [["/input", 4, len(pseudonym), "github"]]}}
+    connection = sqlite3.connect(file, isolation_level=None)
+    if log:
+        connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("CREATE TABLE events (id INTEGER PRIMARY KEY, body BLOB NOT NULL)")
+    connection.execute("INSERT INTO events (body) VALUES (?)", (orjson.dumps(body),))
+    before = sorted(tmp_path.iterdir())
+    assert scan(tmp_path) == []
+    assert sorted(tmp_path.iterdir()) == before
+    connection.execute("INSERT INTO events (body) VALUES (?)", (orjson.dumps({"payload": {"input": real}}),))
+    assert [f.kind for f in scan(tmp_path)] == ["github"]
+    connection.close()
+
+
 def test_a_missing_path_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         scan(tmp_path / "nothing")
