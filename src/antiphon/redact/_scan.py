@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,10 @@ _SKIPPED_FOLDERS = frozenset({".git", ".hg", ".venv", "node_modules", "__pycache
 _JSON_LIMIT = 8 << 20
 _BLOCK = 1 << 20
 _OVERLAP = 4096
-_SEAL_KEY = b"antiphon-seal-key-"
+_SEAL_KEY = re.compile(rb"antiphon-seal-key-[0-9]+ +[A-Za-z0-9+/_-]{43}=")
+_GIT_SECONDS = 10.0
+_GIT_PLACES = frozenset({"GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"})
+"""What a hook says of its own repository; the file may be in another one."""
 _SEALED = re.compile(
     rb"(?<![A-Za-z0-9+/=._-])s[12]\.[0-9a-f]{8}\.(?=[A-Za-z0-9+/=]{40})"
     rb"(?:[A-Za-z0-9+/]{4})++(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?(?![A-Za-z0-9+/=_-])"
@@ -71,12 +75,15 @@ def _scan_file(file: Path, redactor: Redactor) -> Iterable[tuple[str, str, str]]
         head = stream.read(4096)
     if b"\0" in head:
         return _without_pseudonyms(_scan_binary(file), _pseudonyms(_stored_events(file)))
-    if head.startswith(_SEAL_KEY):  # in its place it is none; one that others can read is a finding
-        keys = enumerate(file.read_text(encoding="ascii", errors="replace").splitlines(), 1)
-        open_to_others = file.stat().st_mode & 0o077
-        return [(f"line {number}", "seal_key", key) for number, key in keys if key] if open_to_others else ()
-    if file.stat().st_size <= _JSON_LIMIT:
-        document = _without_sealed(file.read_bytes())
+    small = file.stat().st_size <= _JSON_LIMIT
+    document = file.read_bytes() if small else b""
+    keys = [] if small and _SEAL_KEY.search(document) is None else _seal_keys(file)
+    return itertools.chain(keys, _scan_text(file, _without_ours(document) if small else None, redactor))
+
+
+def _scan_text(file: Path, document: bytes | None, redactor: Redactor) -> Iterable[tuple[str, str, str]]:
+    """Findings in a text; *document* is its content unless it is large."""
+    if document is not None:
         if not redactor.may_hold(document):
             return ()
         if document.lstrip()[:1] in (b"{", b"["):
@@ -89,8 +96,35 @@ def _scan_file(file: Path, redactor: Redactor) -> Iterable[tuple[str, str, str]]
     return _scan_lines(file, redactor)
 
 
-def _without_sealed(data: bytes) -> bytes:
-    return _SEALED.sub(b" ", data)
+def _seal_keys(file: Path) -> list[tuple[str, str, str]]:
+    """The seal keys in a file, unless it is the place for them: its owner alone can read it, and git ignores it."""
+    with file.open("rb") as stream:
+        lines = enumerate(map(_SEAL_KEY.findall, stream), 1)
+        found = [(f"line {number}", "seal_key", key.decode("ascii")) for number, keys in lines for key in keys]
+    in_place = found and not file.stat().st_mode & 0o077 and _ignored(file)
+    return [] if in_place else found
+
+
+def _ignored(file: Path) -> bool:
+    """Whether git ignores a file and does not track it; outside of a repository, whether it would ignore its folder."""
+    import shutil
+    import subprocess
+
+    folder, git = file.resolve().parent, shutil.which("git")
+    if git is not None:
+        here = {name: value for name, value in os.environ.items() if name not in _GIT_PLACES}
+        command = [git, "-C", str(folder), "check-ignore", "--quiet", "--", file.name]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, timeout=_GIT_SECONDS, check=False, env=here)
+            if done.returncode in (0, 1):
+                return done.returncode == 0
+    ignore = folder / ".gitignore"
+    return ignore.is_file() and b"*" in ignore.read_bytes().split()
+
+
+def _without_ours(data: bytes) -> bytes:
+    """Without sealed texts, and without seal keys, which are findings of their own."""
+    return _SEAL_KEY.sub(b" ", _SEALED.sub(b" ", data))
 
 
 def _exported_events(document: Any) -> Iterable[Any]:
@@ -141,7 +175,7 @@ def _scan_lines(file: Path, redactor: Redactor) -> Iterator[tuple[str, str, str]
     armour: list[str] = []
     armour_line = 0
     with file.open("rb") as stream:
-        for number, raw in enumerate(map(_without_sealed, stream), 1):
+        for number, raw in enumerate(map(_without_ours, stream), 1):
             text = raw.decode("utf-8", "replace")
             if armour:
                 armour.append(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -344,6 +345,35 @@ def test_scan_knows_what_stands_for_secrets_in_recordings(antiphon: Command, mon
     assert [entry["where"] for entry in antiphon("scan", "golden", "--json").json["findings"]] == [
         "/events/0/meta/sealed"
     ]
+
+
+def test_scan_reports_a_seal_key_that_git_does_not_ignore(
+    antiphon: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def git(*words: str) -> None:
+        subprocess.run(["git", *words], cwd=project, check=True, capture_output=True)
+
+    def found() -> list[str]:
+        return [entry["file"] for entry in antiphon("scan", str(project), "--json").json["findings"]]
+
+    project = tmp_path / "project"
+    state, copied = project / "state", project / "keys" / "copy"
+    monkeypatch.setenv("ANTIPHON_HOME", str(state))
+    copied.parent.mkdir(parents=True)
+    git("init", "--quiet")
+    Path("echo.py").write_text("def main(text: str) -> str:\n    return text\n")
+    assert antiphon("run", "echo.py:main", "--input", '"mail ada@example.com"').code == 0
+    (live,) = state.glob("*.seal-key")
+    monkeypatch.setenv("GIT_DIR", ".git")  # as for a hook
+    assert found() == []
+    shutil.copy2(live, copied)
+    assert copied.stat().st_mode & 0o777 == 0o600
+    assert found() == [str(copied)]
+    (project / ".gitignore").write_text("/keys/\n")
+    assert found() == []
+    monkeypatch.delenv("GIT_DIR")
+    git("add", "--force", str(live))
+    assert found() == [str(live)]
 
 
 # -- gc -------------------------------------------------------------------------------------------------------------

@@ -102,14 +102,30 @@ def test_repositories_and_environments_are_left_out(tmp_path: Path) -> None:
     assert [Path(f.file).parent.name for f in scan(tmp_path)] == ["src"]
 
 
-def test_a_seal_key_is_a_finding_only_where_others_can_read_it(tmp_path: Path) -> None:
+def test_a_seal_key_is_a_finding_unless_its_folder_is_ignored_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     file = tmp_path / "seal.key"
     Sealer.from_key_file(file)
-    assert scan(tmp_path) == []
     file.write_text(f"{file.read_text()}antiphon-seal-key-1 {'ab/c' * 10}abc=\n")  # looks like a path
+    both = [("line 1", "seal_key"), ("line 2", "seal_key")]
+    assert [(f.where, f.kind) for f in scan(tmp_path)] == both
+    (tmp_path / ".gitignore").write_text("*\n")
     assert scan(tmp_path) == []
     file.chmod(0o644)
-    assert [(f.where, f.kind) for f in scan(tmp_path)] == [("line 1", "seal_key"), ("line 2", "seal_key")]
+    assert [(f.where, f.kind) for f in scan(tmp_path)] == both
+
+
+def test_a_seal_key_is_found_in_any_text(tmp_path: Path) -> None:
+    key = f"antiphon-seal-key-1 {Forge(10).key(43)}="
+    (tmp_path / "a.json").write_text(json.dumps({"data": f"{key}\n", "password": "hunter2"}))
+    (tmp_path / "b.md").write_text(f"# Backup\n\n    {key}\n")
+    (tmp_path / "c.py").write_text('HEAD = "antiphon-seal-key-1 "\n')
+    (tmp_path / "d.log").write_text("nothing\n" * 1_100_000 + key)
+    assert [(Path(f.file).name, f.where, f.kind) for f in scan(tmp_path)] == [
+        ("a.json", "line 1", "seal_key"),
+        ("a.json", "/password", "password"),
+        ("b.md", "line 3", "seal_key"),
+        ("d.log", "line 1100001", "seal_key"),
+    ]
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 32, 90, 3000])
