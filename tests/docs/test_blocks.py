@@ -74,9 +74,8 @@ def refused(command: str) -> str | None:
         if words[0].rpartition("/")[2] == "antiphon" and words[1:2] and not words[1].startswith("-"):
             if words[1] not in COMMANDS:
                 return f"there is no command {words[1]}"
-            parser = find(COMMANDS[words[1]][0]).parser(words[1])
             try:
-                parser.parse_args([word for word in words[2:] if word not in ("…", ">")])
+                find(COMMANDS[words[1]][0]).parse(words[1], [word for word in words[2:] if word not in ("…", ">")])
             except SystemExit as error:
                 if error.code:
                     return f"{command}: usage"

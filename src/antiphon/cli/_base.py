@@ -120,7 +120,7 @@ class Command(NamedTuple):
     run: Run
     arguments: tuple[Argument, ...]
 
-    def parser(self, name: str) -> argparse.ArgumentParser:
+    def parser(self, name: str) -> Parser:
         text = inspect.cleandoc(self.run.__doc__ or "")
         start = text.find("\n\nexample")
         parser = Parser(
@@ -131,6 +131,22 @@ class Command(NamedTuple):
         )
         _add(parser, self.arguments)
         return parser
+
+    def parse(self, name: str, words: list[str]) -> argparse.Namespace:
+        """Options may stand before, between and behind the other words; behind ``--`` there are none.
+
+        ``parse_intermixed_args`` does the same but loses words behind ``--``.
+        """
+        parser, options = self.parser(name), self.parser(name)
+        if any(action.nargs == argparse.REMAINDER for action in parser._actions):
+            return parser.parse_args(words)  # the rest is a command line of its own
+        options._actions[:] = [action for action in options._actions if action.option_strings]
+        options.format_help = parser.format_help  # type: ignore[method-assign]
+        end = words.index("--") if "--" in words else len(words)
+        found, rest = options.parse_known_args(words[:end])
+        for action in parser._actions:
+            action.required = action.required and not action.option_strings  # those were looked for already
+        return parser.parse_args([*rest, *words[end:]], found)
 
 
 def command(*arguments: Argument) -> Callable[[Run], Command]:
@@ -147,7 +163,7 @@ def find(place: str) -> Command:
 
 def call(name: str, command: Command, words: list[str]) -> int:
     """Parse, run, and turn errors into one line on standard error and an exit code."""
-    arguments = command.parser(name).parse_args(words)
+    arguments = command.parse(name, words)
     code = _SIGPIPE
     try:
         with _named_store(arguments, makes=name in _MAKES_STORE):
