@@ -9,17 +9,17 @@ import concurrent.futures
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
 from antiphon.errors import InvalidInput, missing_extra
 from antiphon.ops.app import Antiphon
-from antiphon.ops.cells import Row, Work, perform, perform_in_engine
+from antiphon.ops.cells import HELD, Row, Work, perform, perform_in_engine
 
-ATTEMPTS = 5
-"""So often a cell is handed out again whose worker ended; then it is a bad row."""
+ATTEMPTS = 3
+"""A cell is a bad row when so many workers ended that had this cell alone."""
 
 
 class Executor(Protocol):
@@ -68,7 +68,7 @@ class Here:
 
 
 class _Pool:
-    """A pool of ``concurrent.futures``; what a worker took with it when it ended is handed out again, cell by cell."""
+    """Futures of ``concurrent.futures``; what a worker took with it when it ended is handed out again, cell by cell."""
 
     remote = False
     _lost: tuple[type[BaseException], ...] = ()
@@ -77,42 +77,40 @@ class _Pool:
         self._running: dict[Future[list[Row]], list[Work]] = {}
         self._tries: dict[str, int] = {}
 
-    def _start(self, batch: list[Work]) -> Future[list[Row]]:
-        raise NotImplementedError
-
-    def _renew(self) -> None:
-        """After a worker ended."""
-
     def submit(self, batch: Sequence[Work]) -> None:
         """Take a batch."""
-        work = list(batch)
-        self._running[self._start(work)] = work
+        raise NotImplementedError
+
+    def _ended(self, future: Future[list[Row]]) -> None:
+        """After a batch is done, or its worker ended."""
 
     def completed(self, timeout_s: float) -> list[Row]:
         """Rows that are there."""
         done, _ = concurrent.futures.wait(self._running, timeout_s, concurrent.futures.FIRST_COMPLETED)
         rows: list[Row] = []
-        lost: list[Work] = []
         for future in done:
             batch = self._running.pop(future)
+            self._ended(future)
             error = None if future.cancelled() else future.exception()
             if future.cancelled() or isinstance(error, self._lost):
-                lost += batch
+                rows += self._again(batch)
             elif error is None:
                 rows += future.result()
             else:
                 rows += [_failed(work, type(error).__name__, str(error)) for work in batch]
-        if lost:
-            self._renew()
-        for work in lost:
-            tries = self._tries[work["key"]] = self._tries.get(work["key"], 0) + 1
+        for row in rows:
+            if row["status"] != HELD:
+                self._tries.pop(row["key"], None)
+        return rows
+
+    def _again(self, batch: list[Work]) -> Iterator[Row]:
+        """Hand out each cell alone; only a cell that was alone is to blame for the end of its worker."""
+        for work in batch:
+            tries = self._tries[work["key"]] = self._tries.get(work["key"], 0) + (len(batch) == 1)
             if tries < ATTEMPTS:
                 self.submit([work])
             else:
-                rows.append(_failed(work, "worker_died", f"{tries} workers ended while they had this cell."))
-        for row in rows:
-            self._tries.pop(row["key"], None)
-        return rows
+                yield _failed(work, "worker_died", f"{tries} workers ended while they had this cell.")
 
 
 def _failed(work: Work, code: str, message: str) -> Row:
@@ -121,34 +119,50 @@ def _failed(work: Work, code: str, message: str) -> Row:
 
 
 class Local(_Pool):
-    """Processes of this machine."""
+    """Processes of this machine, each a pool of its own: one that ends takes only its own batch along."""
 
     _lost = (BrokenProcessPool,)
 
     def __init__(self, workers: int | None = None) -> None:
         super().__init__()
         self._workers = workers or os.cpu_count() or 1
-        self._pool = self._made()
+        self._idle = [self._made() for _ in range(self._workers)]
+        self._busy: dict[Future[list[Row]], ProcessPoolExecutor] = {}
+        self._waiting: deque[list[Work]] = deque()
 
-    def _made(self) -> concurrent.futures.ProcessPoolExecutor:
+    def _made(self) -> ProcessPoolExecutor:
         from antiphon.config.wiring import home
 
         context = multiprocessing.get_context("spawn")
-        return concurrent.futures.ProcessPoolExecutor(
-            self._workers, mp_context=context, initializer=_at_home, initargs=(str(home().absolute()),)
-        )
+        return ProcessPoolExecutor(1, mp_context=context, initializer=_at_home, initargs=(str(home().absolute()),))
 
-    def _start(self, batch: list[Work]) -> Future[list[Row]]:
-        try:
-            return self._pool.submit(perform, batch)
-        except BrokenProcessPool:
-            self._renew()
-            return self._pool.submit(perform, batch)
+    def submit(self, batch: Sequence[Work]) -> None:
+        """Take a batch; it waits for a process that has nothing to do."""
+        self._waiting.append(list(batch))
+        self._hand_out()
 
-    def _renew(self) -> None:
-        if getattr(self._pool, "_broken", True):
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = self._made()
+    def _hand_out(self) -> None:
+        while self._waiting and self._idle:
+            pool, batch = self._idle.pop(), self._waiting.popleft()
+            try:
+                future = pool.submit(perform, batch)
+            except BrokenProcessPool:  # the process ended while it had nothing to do
+                pool = self._made()
+                future = pool.submit(perform, batch)
+            self._running[future], self._busy[future] = batch, pool
+
+    def _ended(self, future: Future[list[Row]]) -> None:
+        pool = self._busy.pop(future)
+        if isinstance(future.exception(), BrokenProcessPool):
+            pool.shutdown()
+            pool = self._made()
+        self._idle.append(pool)
+
+    def completed(self, timeout_s: float) -> list[Row]:
+        """Rows that are there; processes that are free get the next batch."""
+        rows = super().completed(timeout_s)
+        self._hand_out()
+        return rows
 
     def capacity(self) -> int:
         """The number of processes."""
@@ -157,12 +171,14 @@ class Local(_Pool):
     @property
     def processes(self) -> list[int]:
         """The ids of the processes that are there."""
-        return list(self._pool._processes or ())
+        return [process for pool in (*self._busy.values(), *self._idle) for process in pool._processes or ()]
 
     def cancel(self) -> None:
         """Forget what has not begun; what runs ends with its cell."""
+        self._waiting.clear()
         self._running.clear()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (*self._busy.values(), *self._idle):
+            pool.shutdown()
 
 
 def _at_home(folder: str) -> None:
@@ -191,9 +207,10 @@ class Dask(_Pool):
         self.client: Any = client(cluster) if self._own else cluster
         self._pool = self.client.get_executor(pure=False)
 
-    def _start(self, batch: list[Work]) -> Future[list[Row]]:
-        future: Future[list[Row]] = self._pool.submit(perform_in_engine, batch)
-        return future
+    def submit(self, batch: Sequence[Work]) -> None:
+        """Take a batch; the scheduler finds a worker."""
+        work = list(batch)
+        self._running[self._pool.submit(perform_in_engine, work)] = work
 
     def capacity(self) -> int:
         """The threads of the workers that are there now."""

@@ -76,6 +76,23 @@ def test_processes_of_this_machine_survive_the_kill_of_one(project: Path) -> Non
     assert len(paid(project)) <= 8 * 2 * 2 + len(kills) * 2, "at most what was in flight in two processes"
 
 
+DEADLY = """
+    if question.startswith("0 "):
+        os._exit(9)
+    time.sleep(1)  # still under way when the other one ends its worker
+"""
+
+
+def test_only_the_cell_that_ends_its_worker_is_blamed(project: Path) -> None:
+    runs = recorded(project, 4)
+    head, sleep, tail = AGENT.partition("    time.sleep(LATENCY_S)\n")
+    (project / "agent.py").write_text(f"{head}{DEADLY}{sleep}{tail}")
+    plan = antiphon.matrix(runs, ["new"], 1, llm="agent.py:ask", app=antiphon.Antiphon())
+    rows = {row["run"]: row for row in plan.run(Local(2)).to_dicts()}
+    assert rows[runs[0]]["code"] == "worker_died"
+    assert [rows[run]["status"] for run in runs[1:]] == ["pass"] * 3
+
+
 @pytest.fixture
 def cluster(project: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A real cluster with two workers, on a store that is shared."""
