@@ -82,8 +82,8 @@ def matrix(arguments: argparse.Namespace) -> int:
 
     Cells that are done are never paid for again; whoever starts the matrix again goes on where it was.
     With --json it prints one line per step of progress and the result as the last line.
-    exit codes: 0 no variant is worse, 1 a variant is worse, 2 usage, 3 blocked for review, 4 not found,
-                5 entry point or model missing, 130 interrupted
+    exit codes: 0 no variant is worse, 1 a variant is worse, or undecided and cells failed, 2 usage,
+                3 blocked for review, 4 not found, 5 entry point or model missing, 130 interrupted
     """
     from antiphon.ops.executors import executor_of
     from antiphon.ops.matrix import Status
@@ -117,7 +117,7 @@ def matrix(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _line(result.to_wire())
     else:
-        print(result.text())
+        print("\n".join(map(ui.safe, result.text().splitlines())))
         print(ui.dim(f"table: {result.path}"))
         if arguments.html:
             print(ui.dim(f"report: {arguments.html}"))

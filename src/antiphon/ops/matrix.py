@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -40,7 +40,7 @@ CAP = 5
 """Rounds of ``samples="auto"``."""
 _BATCH_S, _LARGEST = 0.25, 32
 """A batch is so long that handing it out costs nothing beside it."""
-_LOWEST = 10
+_LOWEST, _REASONS = 10, 3
 _FOLDER, _PLAN, _TABLE = "matrix", "plan.json", "table.jsonl"
 _WORDS = re.compile(r"(name|status|since|limit)=(\S+)")
 _SPAN = re.compile(r"(\d+)([smhd])")
@@ -776,6 +776,7 @@ class Matrix:
             for one in document.variants
         }
         self._of_run: dict[str, list[float]] = {}
+        self._why: dict[str, Counter[tuple[str, str]]] = {one.name: Counter() for one in document.variants}
         for row in table:
             self._add(row)
 
@@ -783,7 +784,9 @@ class Matrix:
         self._judge.add(row)
         lane = self._lanes[row["variant"]]
         lane["cells"] += 1
-        lane["errors"] += row["status"] == "error"
+        if row["status"] == "error":
+            lane["errors"] += 1
+            self._why[row["variant"]][row.get("code", ""), " ".join(row["reasons"][:1])] += 1
         lane["passed"] += row["status"] == "pass"
         lane["refused"] += bool(row.get("refused"))
         lane["scores"] += row.get("score", 0.0)
@@ -842,7 +845,11 @@ class Matrix:
             rate = lane["passed"] / good if good else None
             mean = lane["scores"] / good if good else None
             kept = {key: lane[key] for key in ("cells", "passed", "errors", "refused", "calls", "cost")}
-            found.append({"variant": name, **kept, "passRate": rate, "meanScore": mean})
+            why = [
+                {"code": code, "reason": reason, "cells": cells}
+                for (code, reason), cells in self._why[name].most_common(_REASONS)
+            ]
+            found.append({"variant": name, **kept, "passRate": rate, "meanScore": mean, "badRows": why})
         return found
 
     def lowest(self) -> list[dict[str, Any]]:
@@ -851,9 +858,18 @@ class Matrix:
         return [{"run": run, "meanScore": round(mean, 6)} for mean, run in means[:_LOWEST]]
 
     @property
+    def unclear(self) -> list[str]:
+        """Variants of which nothing is decided and cells failed, their own or those they are compared with."""
+        bad = {name: lane["errors"] for name, lane in self._lanes.items()}
+        if not self._judge.tests:  # nothing to compare with: a variant should answer at all
+            return [name for name, lane in self._lanes.items() if 0 < lane["cells"] == lane["errors"]]
+        base = self.document.variants[0].name
+        return [name for name in self._judge.tests if name not in self._judge.decided and bad[name] + bad[base]]
+
+    @property
     def exit_code(self) -> int:
-        """1 if a variant is worse, else 0."""
-        return int(any(one["verdict"] == "worse" for one in self.verdicts()))
+        """1 if a variant is worse, or undecided while cells failed; else 0."""
+        return int(any(one["verdict"] == "worse" for one in self.verdicts()) or bool(self.unclear))
 
     def to_wire(self) -> dict[str, Any]:
         """The result without its rows."""
@@ -892,6 +908,11 @@ class Matrix:
             refused = f", {lane['refused']} refused" if lane["refused"] else ""
             money = f", cost {lane['cost']:.4f}" if lane["cost"] else ""
             yield f"  {lane['variant']}: {plural(lane['cells'], 'cell')}, {rate}{refused}{bad}{money}"
+            for one in lane["badRows"]:
+                yield f"    {one['cells']} x {one['code']}: {' '.join(one['reason'].split())}"
+            others = len(self._why[lane["variant"]]) - len(lane["badRows"])
+            if others:
+                yield f"    and {plural(others, 'other reason')}: see the table"
         margin = f"{document.margin * 100:g} points"
         words = {
             "worse": "WORSE",
@@ -904,6 +925,9 @@ class Matrix:
             yield f"{one['variant']} beside {one['comparedWith']}: {words[one['verdict']]} ({points}{left})"
         if not self._judge.tests:
             yield "Nothing to compare with: add --baseline, or a second variant."
+        if self.unclear:
+            yield f"Undecided, and cells failed: {', '.join(self.unclear)}."
+            yield f"To try these cells again: antiphon matrix --resume {self.id}"
         if self.stopped:
             yield f"Stopped by the {self.stopped}: antiphon matrix --resume {self.id} with a larger one goes on."
 

@@ -27,12 +27,15 @@ class Provider:
         self.asked: list[tuple[str, str]] = []
         self.wrong: set[str] = set()
         self.stop_at: set[int] = set()
+        self.broken: set[str] = set()
         self.down = False
 
     def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
         self.asked.append((body["model"], body["messages"][-1]["content"]))
         if self.down:
             raise ConnectionError("no route")
+        if body["model"] in self.broken:
+            raise ConnectionError("no such model")
         if len(self.asked) in self.stop_at:
             raise KeyboardInterrupt
         return says("no" if body["model"] in self.wrong else "yes")
@@ -179,6 +182,41 @@ def test_a_model_that_cannot_be_asked_is_a_bad_row_and_is_tried_again(agent: Age
     assert {row["status"] for row in again.to_dicts()} == {"pass"}
     assert len(again.to_dicts()) == 4
     assert again.verdicts()[0]["leftOut"] == 0
+
+
+def test_cells_that_fail_and_leave_it_undecided_are_no_success(agent: Agent) -> None:
+    runs = agent.record(3)
+    plan = agent.plan(runs, variants=["new", "other"])
+    agent.provider.broken = {"new"}
+    result = plan.run()
+    assert [one["verdict"] for one in result.verdicts()] == ["undecided", "undecided"]
+    assert result.unclear == ["new"]
+    assert result.exit_code == 1
+    assert "    3 x model_failed: The model could not be asked: no such model" in result.text().splitlines()
+    assert f"antiphon matrix --resume {plan.id}" in result.text()
+    assert [lane["badRows"] for lane in result.lanes()] == [
+        [],
+        [{"code": "model_failed", "reason": "The model could not be asked: no such model", "cells": 3}],
+        [],
+    ]
+    agent.provider.broken = set()
+    again = plan.run()
+    assert (again.unclear, again.exit_code) == ([], 0), "undecided because there are few runs"
+    assert "failed" not in again.text()
+
+
+def test_a_baseline_that_fails_leaves_all_variants_undecided(agent: Agent) -> None:
+    plan = agent.plan(agent.record(2), variants=["new", "other"])
+    agent.provider.broken = {"old"}
+    assert plan.run().unclear == ["new", "other"]
+
+
+def test_a_single_variant_that_never_answers_is_no_success(agent: Agent) -> None:
+    plan = agent.plan(agent.record(2), baseline=False)
+    agent.provider.broken = {"new"}
+    assert plan.run().exit_code == 1
+    agent.provider.broken = set()
+    assert plan.run().exit_code == 0
 
 
 def test_a_worse_model_is_found_and_then_nothing_more_is_asked(agent: Agent) -> None:
