@@ -77,8 +77,15 @@ def main(argv: list[str] | None = None) -> int:
         import difflib
 
         near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f" Did you mean 'antiphon {near[0]}'?" if near else ""
-        print(f"antiphon: there is no command {name!r}.{hint} See: antiphon --help", file=sys.stderr)
+        said, hint = f"there is no command {name!r}.", f"Did you mean 'antiphon {near[0]}'? " if near else ""
+        hint += "See: antiphon --help"
+        if "--json" in rest:
+            from antiphon.cli._base import report
+            from antiphon.errors import InvalidInput
+
+            report(InvalidInput(said, hint=hint), as_json=True)
+        else:
+            print(f"antiphon: {said} {hint}", file=sys.stderr)
         return EXIT["usage"]
     from antiphon.cli._base import any_output, call, find
 

@@ -102,6 +102,8 @@ RUN = (argument("run", nargs="?", help="run id or a unique prefix (default: the 
 class Parser(argparse.ArgumentParser):
     """Suggests the name that was probably meant."""
 
+    as_json = False
+
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, the nearest valid word if there is one, and where the help is."""
         words = re.findall(r"--[\w-]+", message) if message.startswith("unrecognized arguments") else []
@@ -110,8 +112,12 @@ class Parser(argparse.ArgumentParser):
         if chosen:
             words, known = [chosen[1]], re.findall(r"[\w.-]+", chosen[2])
         near = [found for word in words for found in difflib.get_close_matches(word, known, n=1)]
-        hint = f" Did you mean {' '.join(near)}?" if near else ""
-        self.exit(2, f"{self.prog}: {message}.{hint} See: {self.prog} --help\n")
+        hint = f"Did you mean {' '.join(near)}? " if near else ""
+        hint += f"See: {self.prog} --help"
+        if self.as_json:
+            report(errors.InvalidInput(f"{message}.", hint=hint), as_json=True)
+            self.exit(EXIT["usage"])
+        self.exit(EXIT["usage"], f"{self.prog}: {message}. {hint}\n")
 
 
 class Command(NamedTuple):
@@ -143,6 +149,7 @@ class Command(NamedTuple):
         options._actions[:] = [action for action in options._actions if action.option_strings]
         options.format_help = parser.format_help  # type: ignore[method-assign]
         end = words.index("--") if "--" in words else len(words)
+        parser.as_json = options.as_json = "--json" in words[:end] and "--json" in parser._option_string_actions
         found, rest = options.parse_known_args(words[:end])
         for action in parser._actions:
             action.required = action.required and not action.option_strings  # those were looked for already
@@ -186,8 +193,7 @@ def call(name: str, command: Command, words: list[str]) -> int:
         report(errors.InvalidInput(f"{error.filename}: {error.strerror}."), getattr(arguments, "json", False))
         return EXIT["usage"]
     except KeyboardInterrupt:
-        print("antiphon: interrupted", file=sys.stderr)
-        return 130
+        return interrupted(getattr(arguments, "json", False))
 
 
 _SIGPIPE = 128 + 13
@@ -210,14 +216,20 @@ def any_output() -> None:
 
 
 def report(error: errors.AntiphonError, as_json: bool) -> None:
-    """Say what happened and what to do next."""
+    """Say what happened and what to do next; a document takes one line, as some commands print one per line."""
     if as_json:
-        ui.print_json({"error": error.code, "message": error.message, "hint": error.hint})
+        ui.print_json({"error": error.code, "message": error.message, "hint": error.hint}, indent=False)
         return
     notice = "\n" in error.message  # a page of its own, such as the side effects to review
     print(error.message if notice else f"antiphon: {error.message}", file=sys.stderr)
     if error.hint:
         print(f"          {error.hint}", file=sys.stderr)
+
+
+def interrupted(as_json: bool, hint: str = "") -> int:
+    """Say so, and how to go on; the exit code."""
+    report(errors.AntiphonError("interrupted", hint=hint, code="interrupted"), as_json)
+    return 130
 
 
 _MAKES_STORE = ("run", "exec", "import", "serve", "proxy", "mcp", "replay", "test", "matrix")

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def print_json(value: Any) -> None:
+def print_json(value: Any, *, indent: bool = True) -> None:
     """One JSON document on standard output."""
     import orjson
 
-    document = orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2) + b"\n"
+    document = orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2 if indent else None) + b"\n"
     if document.isascii() or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8":
         sys.stdout.write(document.decode())
     else:  # JSON is UTF-8, whatever the terminal knows

@@ -18,6 +18,7 @@ from antiphon.cli._base import (
     command,
     flag,
     group,
+    interrupted,
     no_sandbox,
     non_negative_int,
     non_negative_number,
@@ -81,7 +82,7 @@ def matrix(arguments: argparse.Namespace) -> int:
       antiphon matrix --resume 01a1dd44 --json
 
     Cells that are done are never paid for again; whoever starts the matrix again goes on where it was.
-    With --json it prints one line per step of progress and the result as the last line.
+    With --json it prints one line per step of progress and the result, or what went wrong, as the last line.
     exit codes: 0 no variant is worse, 1 a variant is worse, or undecided and cells failed, 2 usage,
                 3 blocked for review, 4 not found, 5 entry point or model missing, 130 interrupted
     """
@@ -108,10 +109,10 @@ def matrix(arguments: argparse.Namespace) -> int:
             with redirect_stdout(sys.stderr) if arguments.json else nullcontext():
                 result = plan.run(executor_of(arguments.on, app, arguments.jobs), progress=progress)
         except KeyboardInterrupt:
-            print(f"\nantiphon: interrupted; go on with: antiphon matrix --resume {plan.id}", file=sys.stderr)
-            return 130
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr)
+            return interrupted(arguments.json, f"Go on with: antiphon matrix --resume {plan.id}")
+        finally:
+            if sys.stderr.isatty():
+                print("\r\x1b[K", end="", file=sys.stderr)
     if arguments.html:
         arguments.html.write_text(result.html(), encoding="utf-8")
     if arguments.json:

@@ -133,3 +133,31 @@ def test_a_terminal_without_a_width_is_not_cut_to_it(monkeypatch: pytest.MonkeyP
     assert _ui.cut("a line of a table") == "a line of a table"
     monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((8, 0)))
     assert _ui.cut("a line of a table") == "a line …"
+
+
+@pytest.mark.parametrize(
+    ("words", "says", "hint"),
+    [
+        ("approvals list --limit 0 --json", "argument --limit: 0 is not a whole number from 1.", ""),
+        ("matrix --json --select name=main --model m --jobs 0", "argument --jobs/-j: 0 is not a whole number", ""),
+        ("runs --json --limt 5", "unrecognized arguments: --limt.", "Did you mean --limit? "),
+        ("claims lst --json", "argument what: invalid choice: 'lst'", "Did you mean list? "),
+        ("scan --json", "the following arguments are required: PATH.", ""),
+        ("rnus --json", "there is no command 'rnus'.", "Did you mean 'antiphon runs'? "),
+    ],
+)
+def test_wrong_usage_with_json_is_a_document(antiphon: Command, words: str, says: str, hint: str) -> None:
+    done = antiphon(*words.split())
+    assert done.code == 2
+    assert done.err == ""
+    assert len(done.out.splitlines()) == 1
+    assert done.json["error"] == "validation_error"
+    assert done.json["message"].startswith(says)
+    assert done.json["hint"].startswith(f"{hint}See: antiphon ")
+
+
+@pytest.mark.parametrize("words", ["runs --limit 0 -- --json", "exec --bogus -- python agent.py --json", "gc --bogus"])
+def test_wrong_usage_without_json_is_one_line(antiphon: Command, words: str) -> None:
+    done = antiphon(*words.split())
+    assert (done.code, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1

@@ -26,9 +26,9 @@ def main(number):
 """
 
 
-def test_every_line_is_a_document_and_the_last_one_is_the_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """With three runs of the agent."""
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "side_effect").mkdir()
     (tmp_path / "side_effect" / "side_effects.yaml").write_text("tools: {}\ndone: true\n")
@@ -40,8 +40,16 @@ def test_every_line_is_a_document_and_the_last_one_is_the_result(
     for number in range(3):
         app.record(found, number)
     capsys.readouterr()
-    words = ["matrix", "--select", "name=main", "--model", "old", "--baseline", "--samples", "1", "--on", "here"]
-    assert main([*words, "--store", store, "--llm", "agent.py:ask", "--json", "--html", "page.html"]) == 0
+    return store
+
+
+WORDS = ["matrix", "--select", "name=main", "--model", "old", "--baseline", "--samples", "1", "--on", "here"]
+
+
+def test_every_line_is_a_document_and_the_last_one_is_the_result(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*WORDS, "--store", store, "--llm", "agent.py:ask", "--json", "--html", "page.html"]) == 0
     shown = capsys.readouterr()
     first, *steps, last = map(json.loads, shown.out.splitlines())
     assert first["estimate"]["cells"] == 6
@@ -51,9 +59,36 @@ def test_every_line_is_a_document_and_the_last_one_is_the_result(
     assert last["verdicts"][0]["verdict"] == "undecided"
     assert "an agent prints" in shown.err
     assert "Every cell passed" in Path("page.html").read_text()
-    assert main([*words, "--store", store, "--llm", "agent.py:ask", "--estimate"]) == 0
+    assert main([*WORDS, "--store", store, "--llm", "agent.py:ask", "--estimate"]) == 0
     assert "at most 6 cells, 6 model calls" in capsys.readouterr().out
     assert main(["matrix", "--resume", first["matrix"][:23], "--store", store, "--on", "here"]) == 0
     assert main(["matrix", "--resume", "none", "--store", store]) == 4
     assert main(["matrix", "--model", "x", "--store", store]) == 2
     assert main(["matrix", "--resume", "x", "--model", "x", "--store", store]) == 2
+
+
+def test_an_error_is_the_last_line(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*WORDS, "--store", store, "--llm", "agent.py:ask", "--json", "--budget", "1"]) == 2
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["matrix"]
+    assert last["error"] == "validation_error"
+    assert "A budget needs prices" in last["message"]
+
+
+def test_an_interruption_is_the_last_line(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    words = [*WORDS, "--store", store, "--llm", "agent.py:ask"]
+    monkeypatch.setattr("antiphon.ops.executors.Here.completed", interrupted)
+    assert main([*words, "--json"]) == 130
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    hint = f"Go on with: antiphon matrix --resume {first['matrix']}"
+    assert last == {"error": "interrupted", "message": "interrupted", "hint": hint}
+    assert main(words) == 130
+    assert "antiphon: interrupted\n          Go on with: antiphon matrix --resume " in capsys.readouterr().err
+    monkeypatch.setattr("antiphon.cli.matrix._plan", interrupted)
+    assert main([*words, "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["error"] == "interrupted"
