@@ -48,6 +48,10 @@ _REMEMBERED, _REMEMBERED_CHARS = 512, 1024
 _GONE = object()
 _SHORTEST_WORD = 14
 """A single word has to be this long to be a card; all other kinds are longer."""
+_CARDS_FROM, _CARDS_BELOW = 10 ** (_SHORTEST_WORD - 1), 10**16
+"""Cards have 14 to 16 digits."""
+_BELOW_KNOWN, _KNOWN_FROM = -(10 ** (_SHORTEST_KNOWN - 2)), 10 ** (_SHORTEST_KNOWN - 1)
+"""Integers between the two are shorter than any value that is looked for."""
 
 
 _Shape = tuple[tuple[Any, ...], int, int]
@@ -82,6 +86,7 @@ class Redactor:
         self._names = self._text.names
         self._prefilter = Prefilter(rules)
         self._patterns = {rule.name: rule.compile() for rule in rules.user if rule.pattern}
+        self._cards = rules.personal
         # they may find anything
         self._shortest, self._shortest_word = (1, 1) if self._patterns else (_SHORTEST, _SHORTEST_WORD)
         self.users: frozenset[str] = frozenset(rule.name for rule in rules.user)
@@ -263,8 +268,8 @@ class Redactor:
             return self._mapping(value, causes)
         if kind is list or kind is tuple:
             return self._sequence(value, causes)
-        if kind is int and causes & KNOWN:
-            return self._known_number(value)
+        if kind is int and (value >= _CARDS_FROM or causes & KNOWN):
+            return self._integer(value, causes)
         return value
 
     def _mapping(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
@@ -373,7 +378,7 @@ class Redactor:
                 return self._string(value, causes, False)
             return self._secret(value, field, causes)
         if kind is int:
-            return self._number(value, field)
+            return self._number(value, field, causes)
         if kind is list or kind is tuple:
             return self._each(value, field, causes)
         if kind is dict:
@@ -415,21 +420,30 @@ class Redactor:
         secret = text[start:]
         return Masked.of(text, [Piece(start, len(text), self.stand_in(kind, secret), kind, secret)])
 
-    def _number(self, value: int, field: Field) -> Any:
+    def _number(self, value: int, field: Field, causes: int) -> Any:
         """A number is a secret where only a number can be one; ``max_tokens: 5`` is none."""
-        text = str(value)
-        return self._other_number(text, field.kind) if field.kind == "password" or fits(field, text) else value
+        if field.mode != "keep" and (field.kind == "password" or fits(field, str(value))):
+            return self._other_number(str(value), field.kind)
+        return self._integer(value, causes)
 
     def _other_number(self, text: str, kind: str) -> Any:
         new = self.stand_in(kind, text)
         pieces = [Piece(0, len(text), new, kind, text)]
         return MaskedInt.of(text, pieces) if self.stand_ins.same_length else Masked.of(text, pieces)
 
-    def _known_number(self, value: int) -> Any:
-        """A number that is a known value of the run."""
-        text = str(value)
-        found = self._known is not None and len(text) >= _SHORTEST_KNOWN and self._known.values.get(text)
-        return self._other_number(text, self._known.kinds[found]) if found and self._known else value
+    def _integer(self, value: int, causes: int) -> Any:
+        """A number that is a known value of the run, or a card as it would be found in a text."""
+        if _BELOW_KNOWN < value < _KNOWN_FROM:
+            return value
+        known = self._known
+        if known is not None and causes & KNOWN:
+            text = str(value)
+            found = known.values.get(text)
+            if found:
+                return self._other_number(text, known.kinds[found])
+        if _CARDS_FROM <= value < _CARDS_BELOW and self._cards and detected("card", text := str(value)):
+            return self._other_number(text, "card")
+        return value
 
     def _string(self, text: str, causes: int, entropy: bool = True) -> str:
         known, seen = self._known, self._seen

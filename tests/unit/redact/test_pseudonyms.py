@@ -58,6 +58,60 @@ def test_what_stays() -> None:
     assert made.redact({"pin": 4821})["pin"] in range(1000, 10_000)
 
 
+CARD = 4539148803436467
+
+
+@pytest.mark.parametrize("name", ["card", "creditCard", "cardNumber", "n", "order_id"])
+def test_a_card_that_is_a_number_has_a_pseudonym_that_is_one(name: str) -> None:
+    made = run()
+    found = made.mask(orjson.dumps({name: CARD, "rows": [[CARD]], "text": f"card {CARD}", "json": f'{{"n":{CARD}}}'}))
+    assert found is not None
+    assert str(CARD).encode() not in found[0]
+    shown = orjson.loads(found[0])
+    other = shown[name]
+    assert type(other) is int
+    assert detected("card", str(other))
+    assert shown == {name: other, "rows": [[other]], "text": f"card {other}", "json": f'{{"n":{other}}}'}
+    assert [(mask.pointer, mask.kind) for mask in found[1]][:2] == [(f"/{name}", "card"), ("/rows/0/0", "card")]
+    assert Redactor().redact({name: CARD})[name].startswith("[card:")
+
+
+NO_CARDS = [
+    CARD + 1,
+    -CARD,
+    1_700_000_000_000,
+    1_700_000_000_000_000,
+    1_700_000_000_000_000_000,
+    1_184_223_372_036_854_775,
+    4539148803436467_000,
+    9539148803436462,
+    4_111_111_111_116,
+]
+
+
+@pytest.mark.parametrize("number", NO_CARDS)
+def test_a_number_that_is_no_card_in_a_text_is_none(number: int) -> None:
+    made = run()
+    assert made.redact({"card": str(number)}) == {"card": str(number)}
+    assert made.redact({"card": number, "n": [number]}) == {"card": number, "n": [number]}
+
+
+@given(st.integers(-(10**20), 10**20))
+def test_a_number_is_masked_where_the_same_digits_are_masked_as_a_text(number: int) -> None:
+    as_text, as_number = run().redact([str(number)]), run().redact([number])
+    assert [int(text) for text in as_text] == as_number
+
+
+def test_a_known_number_is_replaced_in_a_field_of_ids() -> None:
+    made = run()
+    phone = made.redact({"phone": 491701234567})["phone"]
+    assert made.redact({"customer_id": 491701234567, "order_id": 10024}) == {"customer_id": phone, "order_id": 10024}
+
+
+def test_a_card_that_is_a_number_is_personal_data() -> None:
+    assert run(Rules(personal=False)).redact({"card": CARD}) == {"card": CARD}
+
+
 def test_a_value_is_the_same_in_any_case_and_with_any_separators() -> None:
     made = run()
     plain, grouped = (made.stand_in("iban", text) for text in ("DE89370400440532013000", "DE89 3704 0044 0532 0130 00"))

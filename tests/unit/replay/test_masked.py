@@ -37,7 +37,7 @@ class Bank:
         @self.app.gateway.tool(idempotent=False)
         def pay(recipient: str, note: Any = "") -> dict[str, Any]:
             self.calls.append({"recipient": recipient, "note": note})
-            return {"paid": recipient, "contact": "bob@example.org"}
+            return {"paid": recipient, "contact": "bob@example.org", "note": note}
 
         @self.app.gateway.tool(idempotent=True, effect="read", reuse="never")
         def find(who: str, token: str = "") -> dict[str, Any]:
@@ -82,6 +82,28 @@ def test_unchanged_code_passes_whatever_it_computes(name: str) -> None:
     assert report["masked"] == {"values": report["masked"]["values"], "originals": True, "notCompared": []}
     masked = bank.replay(run, code, masked=True)
     assert masked.passed is (name in ("domain", "length", "slice", "upper")) or name == "slice", masked.text()
+
+
+def test_a_card_that_is_a_number_stays_one_in_a_replay() -> None:
+    bank, card = Bank(), 4539148803436467
+    got: list[Any] = []
+
+    def code(text: str, paid_with: int = card) -> int:
+        got.append(bank.pay(recipient="eve", note=paid_with)["note"])
+        return int(got[-1]) % 10_000
+
+    run = bank.record(code)
+    assert str(card) not in str(run.events())
+    report = bank.replay(run, code)
+    assert report.passed, report.text()
+    assert got == [card, card]
+    changed = bank.replay(run, lambda text: code(text, 4111111111111111))
+    assert not changed.passed
+    assert "$.note" in str(changed.divergences)
+    assert str(card) not in changed.text()
+    bank.replay(run, code, masked=True)
+    assert type(got[-1]) is int
+    assert got[-1] != card
 
 
 @pytest.mark.parametrize("masked", [False, True])
