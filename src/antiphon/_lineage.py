@@ -35,7 +35,7 @@ _SANDBOX = frozenset({__name__, f"{_US}.ops.sandbox"})
 class Replay:
     """The mark of one replay. Whatever carries it may do nothing that the replay does not answer, for ever."""
 
-    __slots__ = ("ended", "escapes", "late", "on", "places", "scratch", "title")
+    __slots__ = ("ended", "escapes", "late", "on", "places", "scratch", "title", "view")
 
     def __init__(self, title: str = "", on: bool = True) -> None:
         self.title: str = title
@@ -49,12 +49,15 @@ class Replay:
         self.places: tuple[str, ...] = ()
         """Folders that may be written, beside the scratch folder."""
         self.scratch: str | None = None
+        self.view: Callable[[str], str] = str
+        """Masks what is told of it after its end."""
 
     def note(self, what: str) -> None:
         """Something was tried and refused."""
         if not self.ended:
             self.escapes.append(what)
             return
+        what = self.view(what)
         self.late.append(what)
         for listen in tuple(on_late):
             listen(self, what)

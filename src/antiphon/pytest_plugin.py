@@ -36,6 +36,7 @@ from antiphon.errors import Divergence
 
 if TYPE_CHECKING:
     from antiphon._recording.run import Run
+    from antiphon._replay.observe import DivergenceFound
     from antiphon._replay.recording import Recording
     from antiphon.ops.app import Antiphon
 
@@ -246,20 +247,28 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
                 origin.returned = True
                 origin.wait(GRACE_S)
     except (Exception, pytest.fail.Exception) as error:
-        _keep_verdict(app, item, path, recording, result.divergences, error)
-        if not result.divergences:
+        found = _shown(recording, result.divergences)
+        _keep_verdict(app, item, path, recording, found, error)
+        if not found:
             raise
         if item.config.option.fulltrace or item.config.option.verbose > 1:
-            error.add_note(_failure(item, path, result.divergences, None))
+            error.add_note(_failure(item, path, found))
             raise
-        raise _diverged(item, path, result.divergences, error) from None
+        raise _diverged(item, path, found, error, recording.view(f"{type(error).__name__}: {error}")) from None
     result.observer.escaped(tried)
     result.observer.loose_tasks(origin.loose())
     result.observer.finish()
     close(result, run)
-    _keep_verdict(app, item, path, recording, result.divergences, None)
-    if result.divergences:
-        raise _diverged(item, path, result.divergences, None)
+    found = _shown(recording, result.divergences)
+    _keep_verdict(app, item, path, recording, found, None)
+    if found:
+        raise _diverged(item, path, found)
+
+
+def _shown(recording: Recording, found: Sequence[DivergenceFound]) -> list[dict[str, Any]]:
+    """The differences as JSON, with masks: what pytest prints is kept in logs."""
+    shown: list[dict[str, Any]] = recording.view([difference.to_wire(recording.manifest.id) for difference in found])
+    return shown
 
 
 def _keep_verdict(
@@ -267,17 +276,16 @@ def _keep_verdict(
     item: pytest.Item,
     path: Path,
     recording: Recording,
-    found: Sequence[Any],
+    found: Sequence[dict[str, Any]],
     error: BaseException | None,
 ) -> None:
-    """Keep the verdict for the console, with masks; of an assertion of the test itself only its class."""
+    """Keep the verdict for the console; of an assertion of the test itself only its class."""
     from antiphon.ops.verdicts import keep
 
     if item.get_closest_marker("xfail") is not None:  # who marked it waits for nobody
         return
     head = recording.manifest
-    divergences = recording.view([difference.to_wire(head.id) for difference in found])
-    reasons = [one["message"] for one in divergences[:5]]
+    reasons = [one["message"] for one in found[:5]]
     if error is not None and not reasons:
         reasons = [f"the replay did what was recorded, then the test failed with {type(error).__name__}"]
     status = "fail" if reasons else "pass"
@@ -288,48 +296,54 @@ def _keep_verdict(
         "replayType": "A",
         "verdict": status,
         "verdictReasons": reasons,
-        "divergences": divergences,
+        "divergences": found,
     }
     keep(path, status, reasons, report, tenant=app.tenant, node=item.nodeid)
 
 
-def _diverged(item: pytest.Item, path: Path, found: Sequence[Any], error: BaseException | None) -> BaseException:
+def _diverged(
+    item: pytest.Item,
+    path: Path,
+    found: Sequence[dict[str, Any]],
+    error: BaseException | None = None,
+    said: str = "",
+) -> BaseException:
     """The failure of a test that did something else than its recording; it is counted for the last line."""
     counts = item.config.stash[_counts]
     counts["diverged"] = counts.get("diverged", 0) + 1
-    return pytest.fail.Exception(_failure(item, path, found, error), pytrace=False)
+    return pytest.fail.Exception(_failure(item, path, found, error, said), pytrace=False)
 
 
-_SHOWN = 3
+_NAMED = 3
 """Differences that a failure names; the first one usually explains the others."""
 
 
-def _failure(item: pytest.Item, path: Path, found: Sequence[Any], error: BaseException | None) -> str:
-    """What differed, where, how to look and how to accept it, in at most twelve lines."""
+def _failure(
+    item: pytest.Item,
+    path: Path,
+    found: Sequence[dict[str, Any]],
+    error: BaseException | None = None,
+    said: str = "",
+) -> str:
+    """What differed, where, how to look and how to accept it, in at most twelve lines; *said* is the error's text."""
     file = shlex.quote(os.path.relpath(path))
     lines = [f"antiphon: {item.name} differs from its recording"]
-    lines += [f"  {_short(difference.message())}" for difference in found[:_SHOWN]]
-    if len(found) > _SHOWN:
-        lines.append(f"  … and {len(found) - _SHOWN} more")
+    lines += [f"  {_short(one['message'])}" for one in found[:_NAMED]]
+    if len(found) > _NAMED:
+        lines.append(f"  … and {len(found) - _NAMED} more")
     if error is not None:
         if not isinstance(error, Divergence):
-            lines.append(f"  then: {_short(f'{type(error).__name__}: {error}')}")
+            lines.append(f"  then: {_short(said)}")
         own, folded = _own_frames(error, item.config.rootpath)
         if own:
             lines.append(
                 f"  where:  {' > '.join(own)}"
                 + (f" ({folded} frames folded; --full-trace shows them)" if folded else "")
             )
-    at = next((seq for seq in (_event(difference) for difference in found) if seq is not None), None)
+    at = next((one[name] for one in found for name in ("seq", "nearest") if name in one), None)
     lines.append(f"  look:   antiphon show {file}" + (f" --event {at}" if at is not None else ""))
     lines.append(f"  accept: pytest --antiphon-rewrite {shlex.quote(item.nodeid)}")
     return "\n".join(lines)
-
-
-def _event(difference: Any) -> int | None:
-    """The recorded event to look at."""
-    seq: int | None = difference.nearest if difference.seq is None else difference.seq
-    return seq
 
 
 def _short(text: str) -> str:

@@ -124,7 +124,7 @@ class Recording:
         """Digest of a call's arguments as they were -> the recorded one, made from pseudonyms."""
         self.is_old: bool = bool(manifest.salt)
         """Made by release 0.1.0: it holds placeholders, and what stood there is lost."""
-        self.view: Any = None
+        self.view: Callable[[Any], Any] = _as_it_is
         """Masks what a report says of live and recorded values."""
         self.calls: dict[tuple[str, str, str, int], RecordedCall] = {}
         self.by_name: dict[str, list[RecordedCall]] = {}
@@ -433,6 +433,10 @@ class Recording:
     def output(self) -> Any:
         """The output of the run."""
         return None if self.last is None else self.event(self.last.seq).payload.get("output")
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def not_kept(answer: Answer) -> str | None:

@@ -97,7 +97,8 @@ class StrictInvoker:
         if found.note:
             lines.append(f"  {found.note}")
         hint = f"Nearest: antiphon show {run} --event {found.nearest}" if found.nearest is not None else ""
-        return ReplayMiss("\n".join(lines), hint=hint, divergence=found.to_wire(run))
+        shown = self._recording.view({"message": "\n".join(lines), "divergence": found.to_wire(run)})
+        return ReplayMiss(shown["message"], hint=hint, divergence=shown["divergence"])
 
 
 class VerifyInvoker(StrictInvoker):

@@ -104,7 +104,7 @@ def close(result: StrictResult, run: Run) -> None:
     """The verdict is made: what the code still asks for and the recording lacks is told as late."""
     replay = run.scope.origin.replay
     if replay is not None:
-        result.observer.late = replay.note
+        result.observer.late, replay.view = replay.note, result.observer.recording.view
 
 
 class _Patience:

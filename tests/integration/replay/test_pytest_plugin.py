@@ -226,6 +226,38 @@ def test_it():
     assert len(failure(out)) > 12
 
 
+@pytest.mark.parametrize("flags", [(), ("-vv", "--tb=line")])
+def test_a_failure_prints_masks_in_place_of_originals(project: Project, flags: tuple[str, ...]) -> None:
+    body = """
+import os, antiphon, pytest
+from antiphon.stores import MemoryStore
+
+gateway = antiphon.Gateway(MemoryStore())
+changed = "CHANGED" in os.environ
+
+@gateway.tool(idempotent=False, effect="write")
+def send(to, body):
+    return to
+
+@pytest.mark.antiphon
+def test_it():
+    try:
+        send("bob.new@example.org" if changed else "ada.old@example.org", "n" if changed else "ghp_" + "a1B2c3D4" * 5)
+    except Exception as error:
+        raise RuntimeError(f"lost bob.new@example.org: {error}")
+"""
+    (project.folder / "test_agent.py").write_text(body)
+    assert project.run("--antiphon-record")[0] == 0
+    code, out = project.run(*flags, CHANGED="1")
+    assert code == 1
+    assert "[email:" in out
+    assert "[github:" in out
+    for original in ("ada.old@", "a1B2c3D4a1B2"):
+        assert original not in out, out
+    if not flags:
+        assert "bob.new@" not in out, out
+
+
 def test_a_failed_test_leaves_no_recording(project: Project) -> None:
     (project.folder / "test_agent.py").write_text(TESTS.replace('.startswith("paid")', '.startswith("stolen")'))
     code, _ = project.run("--antiphon-record", "-k", "payment")
