@@ -11,7 +11,7 @@ import orjson
 from antiphon._gateway import codec
 from antiphon._gateway.outcome import Outcome
 from antiphon._scope import RunScope, Site, _cursor, current_scope
-from antiphon.contract.events import UNSERIALISABLE
+from antiphon.contract.events import PSEUDONYMS, UNSERIALISABLE
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, class_name
 from antiphon.ports import Attempt, Row, Store
@@ -124,11 +124,20 @@ class RunEntry:
             payload = b'%b%b,"digest":"%b","nth":%d}' % (form.head, data, digest.encode(), self.site[2])
             if self.approval:
                 payload = payload[:-1] + b',"approval":%b}' % orjson.dumps(self.approval)
-            more = b"" if call_id is None else b',"callId":' + orjson.dumps(call_id)
+            more = b"" if call_id is None else self._named(call_id)
             ids = (orjson.dumps(request_id), key[:16].encode(), form.meta, more + self.more)
             meta = b'{"requestId":%b,"keyFingerprint":"%b",%b%b}' % ids
             start = self._start = (self.scope.compose("call.started", self.site, payload, meta, masking),)
         return start
+
+    def _named(self, call_id: str) -> bytes:
+        """The id of the caller as the log may hold it: no replay looks for it, and the claim keeps it as it is."""
+        data, _, masking = self.scope.shown({"callId": call_id}, "", None)
+        if masking is None:
+            return b"," + data[1:-1]
+        text = orjson.loads(data)["callId"]
+        kinds = {text[mask.start : mask.start + mask.length]: mask.kind for mask in masking.masks}
+        return b',%b,"%b":%b' % (data[1:-1], PSEUDONYMS.encode(), orjson.dumps(kinds))
 
     def begun(self) -> None:
         """The start event is in the log."""

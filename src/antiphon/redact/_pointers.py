@@ -86,6 +86,10 @@ def differences(before: Any, after: Any, pointer: str = "") -> list[Mask]:
 def viewed(event: Event) -> Event:
     """The event as people see it: masks in place of pseudonyms, and nothing that is sealed."""
     meta = {name: value for name, value in event.meta.items() if name not in _UNSEEN}
+    listed = event.meta.get(PSEUDONYMS)
+    if type(listed) is dict and type(meta.get("callId")) is str:
+        for text, kind in listed.items():
+            meta["callId"] = meta["callId"].replace(text, mask_of(str(kind), text))
     if MASKS not in meta:
         return event if len(meta) == len(event.meta) else msgspec.structs.replace(event, meta=meta)
     payload = with_masks(event.payload, masks_in(event.meta[MASKS]))

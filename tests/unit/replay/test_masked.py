@@ -19,6 +19,7 @@ from antiphon.contract.events import Event
 from antiphon.errors import MaskedArgument
 from antiphon.ops.artifacts import export_run, import_artifact
 from antiphon.ops.reports import Report
+from antiphon.redact._pointers import viewed
 from antiphon.stores import MemoryStore, SQLiteStore
 from tests.unit.replay.kit import copied, memory_app, says
 
@@ -104,6 +105,27 @@ def test_a_card_that_is_a_number_stays_one_in_a_replay() -> None:
     bank.replay(run, code, masked=True)
     assert type(got[-1]) is int
     assert got[-1] != card
+
+
+def test_the_id_of_a_call_is_masked_in_the_log_and_a_repeated_call_is_still_known(tmp_path: Path) -> None:
+    bank = Bank()
+
+    def code(text: str) -> list[Any]:
+        turn = bank.app.gateway.session("s1").turn()
+        asked = {"recipient": "eve", "note": "ada@example.com"}
+        return [turn.call("pay", asked, call_id="greeting-ada@example.com").content for _ in range(2)]
+
+    run = bank.record(code)
+    assert len(bank.calls) == 1
+    first = next(event for event in run.events() if event.type == "call.started")
+    assert "ada@example.com" not in str(run.events())
+    assert first.meta["callId"] == f"greeting-{first.payload['arguments']['note']}"
+    assert first.meta["pseudonyms"] == {first.payload["arguments"]["note"]: "email"}
+    assert viewed(first).meta["callId"].startswith("greeting-[email:")
+    export_run(bank.app, run.manifest, tmp_path / "a.antiphon")
+    assert b"ada@example.com" not in (tmp_path / "a.antiphon").read_bytes()
+    report = bank.replay(run, code)
+    assert report.passed, report.text()
 
 
 @pytest.mark.parametrize("masked", [False, True])
