@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import math
 from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -19,6 +24,8 @@ _DEEPEST = 252
 _MOST_BITS = 14_000
 """Python writes no larger number out."""
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+_TAGS = frozenset({"$bytes", "$float", "$int", "$items", "$literal", "$path", "$str", "$timedelta", UNSERIALISABLE})
+"""Names of objects that stand for a value in an output."""
 
 
 def _default(value: Any) -> Any:
@@ -100,3 +107,80 @@ def _converted(value: Any, above: tuple[int, ...]) -> Any:
     except Exception:
         return unserialisable(value)
     return unserialisable(value) if inner is value else _leaf_by_leaf(inner, above)
+
+
+def exact_output(value: Any) -> Any:
+    """What a run returned, in a form in which JSON loses nothing that a replay has to compare.
+
+    A list stands for a tuple and for a set, and text for a decimal, a time and a name: these are the forms of JSON.
+    """
+    try:
+        data = orjson.dumps(value, option=_TEXT_KEYS)  # refuses what is not JSON, and writes NaN as null
+        if b"null" not in data and b'{"$' not in data:
+            return value
+    except TypeError:
+        pass
+    try:
+        return _exact(value, ())
+    except Exception:  # whatever the user's own types raise
+        return unserialisable(value)
+
+
+def _exact(value: Any, above: tuple[int, ...]) -> Any:
+    """*above* are the containers that *value* lies in."""
+    if len(above) > _DEEPEST or id(value) in above:
+        return unserialisable(value)
+    within = (*above, id(value))
+    if isinstance(value, enum.Enum):
+        return _exact(value.value, within)
+    if isinstance(value, str):
+        return _exact_text(str.__str__(value))
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = vars(value) if hasattr(value, "__dict__") else [field.name for field in dataclasses.fields(value)]
+        return _exact_object({name: getattr(value, name) for name in names if not name.startswith("_")}, within)
+    if isinstance(value, Mapping):
+        return _exact_object(value, within)
+    if isinstance(value, (list, tuple)):
+        return [_exact(item, within) for item in value]
+    if isinstance(value, timedelta):
+        return {"$timedelta": [value.days, value.seconds, value.microseconds]}
+    if isinstance(value, PurePath):
+        return {"$path": _exact_text(value.as_posix())}
+    if value is None or isinstance(value, int | bytes | bytearray):
+        return _leaf_by_leaf(value, above)
+    try:
+        return orjson.loads(orjson.dumps(value, option=_OPTIONS))  # a date, a time, a UUID
+    except TypeError:
+        pass
+    try:
+        inner = _default(value)
+        return unserialisable(value) if inner == unserialisable(value) else _exact(inner, within)
+    except Exception:  # a conversion of the user's that raised
+        return unserialisable(value)
+
+
+def _exact_text(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return {"$str": value.encode("utf-8", "surrogatepass").decode("latin-1")}
+    return value
+
+
+def _exact_object(value: Mapping[Any, Any], within: tuple[int, ...]) -> Any:
+    inner = {_name(name): _exact(item, within) for name, item in value.items()}
+    if len(inner) < len(value) or not all(isinstance(_exact_text(name), str) for name in inner):
+        return {"$items": [[_exact(name, within), _exact(item, within)] for name, item in value.items()]}
+    return {"$literal": inner} if len(inner) == 1 and not _TAGS.isdisjoint(inner) else inner
+
+
+def _name(name: Any) -> str:
+    """The name of a member of an object, as JSON has it."""
+    if isinstance(name, str):
+        return str.__str__(name)
+    try:
+        return next(iter(orjson.loads(orjson.dumps({name: None}, option=_OPTIONS))))  # type: ignore[no-any-return]
+    except TypeError:
+        return str(name)

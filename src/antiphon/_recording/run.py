@@ -17,7 +17,7 @@ import orjson
 
 from antiphon._recording import model, stdin
 from antiphon._recording.boundary import error_payload
-from antiphon._recording.plain import dump
+from antiphon._recording.plain import dump, exact_output
 from antiphon._recording.recorder import Recorder
 from antiphon._saga import Core, Saga
 from antiphon._scope import Entered, RunScope
@@ -182,7 +182,7 @@ class Run:
         status = status_of(error)
         payload: dict[str, Any] = {"status": status}
         if error is None or status == "completed":
-            payload["output"] = self.output
+            payload["output"] = exact_output(self.output)
         else:
             payload["error"] = self._unquoted(run_error(error))
         recorder = self._recorder
@@ -297,7 +297,7 @@ class Run:
             said = {"class": type(error).__qualname__, "message": str(error)}
             self.note("interaction.finished", {"error": self._unquoted(said)})
             raise
-        self.note("interaction.finished", {"output": current.output})
+        self.note("interaction.finished", {"output": exact_output(current.output)})
 
     def describe(self, **facts: Any) -> None:
         """Facts for the manifest: ``llm_config``, ``tool_schemas``, ``graph_digest``, ``tags``."""

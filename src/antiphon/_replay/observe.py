@@ -11,7 +11,7 @@ from antiphon._diff import FieldDiff, diff_values, nearest
 from antiphon._replay.masks import NotCompared
 from antiphon._replay.recording import ORDERED, RecordedCall, Recording, full_name
 from antiphon._scope import ORPHAN_LANE, Site
-from antiphon.contract.events import Event
+from antiphon.contract.events import UNSERIALISABLE, Event
 from antiphon.ports import Invocation
 
 _OF_MASKED = ("digest", "key", "variant", "nth")
@@ -53,7 +53,7 @@ class DivergenceFound(NamedTuple):
 
     kind: str
     """``miss``, ``changed``, ``type``, ``extra``, ``missing``, ``output``, ``error``, ``draw``, ``altered``,
-    ``refusal``, ``verify``, ``task``, ``escape`` or ``late``."""
+    ``refusal``, ``verify``, ``task``, ``escape``, ``late`` or ``uncompared``."""
     lane: str
     at: int
     """Position in the lane."""
@@ -85,6 +85,7 @@ class DivergenceFound(NamedTuple):
             "escape": f"the code tried to bypass Antiphon: {self.what}",
             "late": f"after the end of the replay, work that it had started tried: {self.what}",
             "task": self.what,
+            "uncompared": f"{self.what} cannot be compared with the recording ({where})",
         }.get(self.kind, f"{self.what} differs from the recording ({where})")
         details = "; ".join(str(diff) for diff in self.fields[:3])
         more = f" and {len(self.fields) - 3} more" if len(self.fields) > 3 else ""
@@ -261,6 +262,8 @@ class Observer:
             if row.data == orjson.dumps(recorded.payload):
                 return
             row = Seen(row.type, row.site, row.payload, {})
+        if row.type == "interaction.finished":
+            self.output_is_known(row.payload, recorded.lane, place, recorded.seq, row.type)
         if row.type == "call.started" and row.payload == recorded.payload:
             return  # it was found by the digest of its arguments: no True stands for a 1 there
         if equal(row.payload, recorded.payload):
@@ -276,6 +279,13 @@ class Observer:
         elif row.type == "call.started":
             left = {name: recorded.payload.get(name) for name in NOTES_ONLY}
             self.notes += diff_values(left, {name: payload.get(name) for name in NOTES_ONLY}, limit=5)
+
+    def output_is_known(self, payload: Mapping[str, Any], lane: str, at: int, seq: int, what: str) -> None:
+        """Report an output that may be another one, because a part of it has no form in a recording."""
+        found = _not_written("$.output", payload.get("output"))
+        if found is not None:
+            note = f"{found[0]} is a {found[1]}, which cannot be recorded: return text or plain data"
+            self.add(DivergenceFound("uncompared", lane, at, seq, what, note=note))
 
     def agreed(self, recorded: Event, payload: dict[str, Any], what: str) -> dict[str, Any]:
         """The live *payload* with the recorded values where masks let both count as equal (D36)."""
@@ -355,6 +365,21 @@ class Observer:
         return next(
             (call.started for call in self.recording.calls.values() if call.lane == lane and not call.used), None
         )
+
+
+def _not_written(path: str, value: Any) -> tuple[str, Any] | None:
+    """The first part of an output that the name of its type stands for: where it is, and that name."""
+    parts: list[tuple[str, Any]] = [(path, value)]
+    while parts:
+        path, value = parts.pop()
+        if type(value) is list:
+            parts += [(f"{path}[{place}]", item) for place, item in enumerate(value)][::-1]
+        elif type(value) is dict:
+            if value.keys() == {UNSERIALISABLE}:
+                return path, value[UNSERIALISABLE]
+            inner = value["$literal"] if value.keys() == {"$literal"} else value  # an object of the user's
+            parts += [(f"{path}.{name}", item) for name, item in inner.items()][::-1]
+    return None
 
 
 def _count_of(counts: Any, what: str) -> int:

@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from antiphon._diff import diff_values
-from antiphon._recording.plain import dump
+from antiphon._recording.plain import dump, exact_output
 from antiphon._recording.resumed import EARLIER
 from antiphon._recording.run import Run, exit_code, run_error
 from antiphon._replay.explore import ExploreInvoker
@@ -85,7 +85,7 @@ def execute_strictly(
             result.setup.saw_request({"request": missed.arguments})
     result.setup.graph = run.facts.get("graph_digest")
     if result.error is None:
-        _compare_end(recording, observer, {"status": "completed", "output": result.output})
+        _compare_end(recording, observer, {"status": "completed", "output": exact_output(result.output)})
     elif not isinstance(result.error, Divergence):
         ended = run_error(result.error)
         if "recorded" in getattr(result.error, "data", {}):  # stands for an exception whose class is not at hand
@@ -219,10 +219,12 @@ def _compare_end(recording: Recording, observer: Observer, payload: dict[str, An
         known = {"class": (recorded.get("error") or {}).get("class", "")}
         recorded = {**recorded, "error": known}
     differences = diff_values(recorded, live, limit=50)
+    place = len(recording.lanes.get("0", ()))
     if differences:
-        place = len(recording.lanes.get("0", ()))
         kind = "error" if payload["status"] != recorded.get("status") else "output"
         observer.add(DivergenceFound(kind, "0", place, recording.last.seq, "run.finished", tuple(differences)))
+    else:
+        observer.output_is_known(live, "0", place, recording.last.seq, "run.finished")
 
 
 class Explored(NamedTuple):

@@ -10,6 +10,7 @@ import msgspec
 
 from antiphon import scoring, similarity
 from antiphon._diff import plural
+from antiphon._recording.plain import exact_output
 from antiphon._replay.observe import DivergenceFound, Observer, escape_of
 from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
@@ -273,7 +274,7 @@ def strict_report(
     elif recording.interactions or strict.interactions:
         current = [observer.presented(output) for output in strict.interactions]
     else:
-        current = [observer.presented(strict.output)]
+        current = [observer.presented(exact_output(strict.output))]
     data = {
         **head,
         "executed": strict is not None,

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 import antiphon
 from antiphon._recording.run import Run
@@ -181,3 +188,76 @@ def test_an_agent_that_swallows_the_miss_does_not_pass() -> None:
     report = tools.replay(run, careless)
     assert report["outputsA"] == report["outputsB"]
     assert not report.passed
+
+
+@dataclass
+class Scored:
+    score: float
+
+
+class Opaque:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now"),
+    [
+        (Path("a"), Path("b")),
+        (Path("a"), "a"),
+        ({"a": [Path("x")]}, {"a": [Path("y")]}),
+        (timedelta(1), timedelta(2)),
+        (math.nan, math.inf),
+        (math.nan, None),
+        (math.inf, -math.inf),
+        (Scored(math.nan), Scored(math.inf)),
+        ({math.nan}, [None]),
+        ("a\ud800b", "a?b"),
+        ("a\ud800", "a\udfff"),
+        ({"a\ud800": 1}, {"a?": 1}),
+        (math.nan, {"$float": "nan"}),
+        ({1: "a", "1": "b"}, {1: "c", "1": "b"}),
+    ],
+)
+def test_another_output_is_seen_and_the_same_one_passes(recorded: Any, now: Any) -> None:
+    tools = Tools()
+    run = tools.app.record(lambda: recorded)
+    assert tools.replay(run, lambda: recorded).passed
+    assert [found["kind"] for found in tools.replay(run, lambda: now).divergences] == ["output"]
+
+    def turn(output: Any) -> None:
+        with antiphon.current_run().interaction("hi") as exchange:
+            exchange.output = output
+
+    run = tools.app.record(lambda: turn(recorded))
+    assert tools.replay(run, lambda: turn(recorded)).passed
+    assert [found["kind"] for found in tools.replay(run, lambda: turn(now)).divergences] == ["changed"]
+
+
+@pytest.mark.parametrize("output", [Opaque(), Fraction(1, 3), 1j, {"a": [1, Opaque()]}, Scored(Opaque())])  # type: ignore[arg-type]
+def test_an_output_that_cannot_be_recorded_does_not_pass(output: Any) -> None:
+    tools = Tools()
+    run = tools.app.record(lambda: output)
+    [found] = tools.replay(run, lambda: output).divergences
+    assert found["kind"] == "uncompared"
+    assert "run.finished cannot be compared" in found["message"]
+
+    def turn() -> None:
+        with antiphon.current_run().interaction("hi") as exchange:
+            exchange.output = output
+
+    run = tools.app.record(turn)
+    assert [found["kind"] for found in tools.replay(run, turn).divergences] == ["uncompared"]
+
+
+def test_the_place_and_type_of_what_cannot_be_recorded_is_named() -> None:
+    tools = Tools()
+    run = tools.app.record(lambda: {"a": [1, 1j]})
+    [found] = tools.replay(run, lambda: {"a": [1, 1j]}).divergences
+    assert found["note"].startswith("$.output.a[1] is a builtins.complex, which cannot be recorded")
+
+
+def test_an_output_that_looks_like_a_value_that_cannot_be_recorded_is_compared() -> None:
+    tools = Tools()
+    run = tools.app.record(lambda: {"$unserialisable": "builtins.complex"})
+    assert tools.replay(run, lambda: {"$unserialisable": "builtins.complex"}).passed
+    assert not tools.replay(run, lambda: 1j).passed
