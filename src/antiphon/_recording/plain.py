@@ -73,9 +73,12 @@ def dump(value: Any) -> bytes:
     except Exception:  # noqa: S110 - whatever it is, the next one knows it or comes to it, too
         pass
     try:
-        return orjson.dumps(value, _default, _OPTIONS)
-    except Exception:  # too large a number, half a character, a cycle, a conversion of the user's that raised
-        return orjson.dumps(_leaf_by_leaf(value, ()), option=_OPTIONS)
+        data = orjson.dumps(value, _default, _OPTIONS)
+        if len(orjson.dumps(orjson.loads(data))) == len(data):  # else an object has two members of one name
+            return data
+    except Exception:  # noqa: S110 - too large a number, half a character, a cycle, a conversion that raised
+        pass
+    return orjson.dumps(_leaf_by_leaf(value, ()), option=_OPTIONS)
 
 
 def _leaf_by_leaf(value: Any, above: tuple[int, ...]) -> Any:
@@ -92,7 +95,11 @@ def _leaf_by_leaf(value: Any, above: tuple[int, ...]) -> Any:
             return int(value)
         return {"$int": str(value)} if value.bit_length() < _MOST_BITS else unserialisable(value)
     if isinstance(value, Mapping):
-        return {_leaf_by_leaf(str(key), ()): _leaf_by_leaf(item, within) for key, item in value.items()}
+        members = [(_leaf_by_leaf(str(key), ()), key, _leaf_by_leaf(item, within)) for key, item in value.items()]
+        inner = {name: item for name, _, item in members}
+        if len(inner) == len(members):
+            return inner
+        return {"$items": [[_leaf_by_leaf(key, within), item] for _, key, item in members]}
     if isinstance(value, (list, tuple)):
         return [_leaf_by_leaf(item, within) for item in value]
     try:

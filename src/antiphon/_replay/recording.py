@@ -16,7 +16,7 @@ import orjson
 
 from antiphon._drive import AFTER, was_given_up
 from antiphon._replay.masks import MaskRules, NotCompared
-from antiphon.canonical import is_plain
+from antiphon.canonical import canonical_digest, is_plain
 from antiphon.contract.events import (
     MASKS,
     PSEUDONYMS,
@@ -27,7 +27,7 @@ from antiphon.contract.events import (
     sum_holds,
     type_not_kept,
 )
-from antiphon.errors import ArtifactError, Divergence, InvalidInput, is_of_script
+from antiphon.errors import ArtifactError, CanonicalError, Divergence, InvalidInput, is_of_script
 from antiphon.ports import AS_RECORDED, BEGUN, Answer
 from antiphon.redact import Mask
 from antiphon.redact._pointers import masks_in, pseudonyms_of
@@ -259,7 +259,8 @@ class Recording:
             return
         if sealed and call.kind == "tool" and payload.keys() == _START and type(payload["arguments"]) is dict:
             call.written = hash(orjson.dumps(payload["arguments"]))
-            self._arguments[call.written] = call.digest
+            if self._is_digest(payload["arguments"], call.digest):
+                self._arguments[call.written] = call.digest
         if "variant" in payload and self.script_vendor is None:
             vendor = payload["request"].get("provider") if type(payload.get("request")) is dict else None
             self.script_vendor = vendor if type(vendor) is str and is_of_script(vendor) else None
@@ -267,6 +268,14 @@ class Recording:
             self._requests[(payload.get("provider"), _bytes(payload.get("providerRequest")))] = event.seq
         if self._opened is None or MASKS not in event.meta:
             self.plain.add(call.digest)
+
+    def _is_digest(self, arguments: dict[str, Any], digest: str) -> bool:
+        """Whether the call had just these arguments, and not others that are written alike, such as ``{1: 2}``."""
+        try:
+            own = canonical_digest(arguments)
+        except CanonicalError:
+            return False
+        return self.digests.get(own, own) == digest
 
     def _add_to_call(self, event: Event) -> None:
         found = self._open.get(event.call or "")
@@ -373,7 +382,10 @@ class Recording:
         """Plain arguments as JSON, and their digest, if the recording has them written in the same way."""
         if not self._arguments or not is_plain(arguments):
             return None
-        data = orjson.dumps(arguments)
+        try:
+            data = orjson.dumps(arguments)
+        except TypeError:  # a number beyond 64 bits, a name that is no text
+            return None
         digest = self._arguments.get(hash(data))
         return None if digest is None else (data, digest)
 

@@ -61,6 +61,12 @@ def test_one_odd_leaf_does_not_cost_the_rest() -> None:
     assert found["bytes"] == {"$bytes": "x"}
 
 
+def test_names_that_are_written_alike_are_kept_apart() -> None:
+    assert orjson.loads(dump({1: "a", "1": "b"})) == {"$items": [[1, "a"], ["1", "b"]]}
+    assert orjson.loads(dump([{None: {2: 3}, "null": 1}])) == [{"None": {"2": 3}, "null": 1}]
+    assert orjson.loads(dump({1: "a", "2": "b"})) == {"1": "a", "2": "b"}
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=4),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4),

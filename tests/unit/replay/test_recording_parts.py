@@ -10,6 +10,7 @@ import pytest
 from antiphon._drive import AFTER
 from antiphon._replay import recording as module
 from antiphon._replay.recording import RecordedCall, not_kept, refusal_divergence, set_at
+from antiphon.canonical import canonical_digest
 from antiphon.contract.events import UNSERIALISABLE, Event
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ports import AS_RECORDED, BEGUN, Answer
@@ -257,10 +258,13 @@ def test_arguments_are_those_of_a_tool_or_of_a_model() -> None:
 
 def test_arguments_written_as_before_need_no_digest() -> None:
     script = Script()
-    script.call("look", {"n": 1}, 2)
+    digest = canonical_digest({"n": 1})
+    script.call("look", {"n": 1}, 2, digest=digest)
     recording = script.recording()
     known = recording.known_arguments({"n": 1})
-    assert known == (b'{"n":1}', "look{'n': 1}")
+    assert known == (b'{"n":1}', digest)
+    assert recording.known_arguments({"n": 2**70}) is None
+    assert recording.known_arguments({"n": {1: 2}}) is None
     assert recording.known_arguments({"n": 2}) is None
     assert recording.known_arguments({"n": {1}}) is None
     (call,) = recording.calls.values()
@@ -273,19 +277,26 @@ def test_arguments_written_as_before_need_no_digest() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "kept"),
-    [({}, True), ({"approval": "always"}, False), ({"arguments": [1]}, False), ({"kind": "mcp"}, False)],
+    [
+        ({}, True),
+        ({"approval": "always"}, False),
+        ({"arguments": [1]}, False),
+        ({"kind": "mcp"}, False),
+        ({"digest": "d"}, False),
+    ],
 )
 def test_a_start_that_says_more_is_looked_at(changes: dict[str, Any], kept: bool) -> None:
     script = Script()
-    start = {"kind": "tool", "name": "look", "namespace": "tools", "arguments": {"n": 1}, "digest": "d", "nth": 0}
+    start = {"kind": "tool", "name": "look", "namespace": "tools", "arguments": {"n": 1}, "nth": 0}
+    start["digest"] = canonical_digest({"n": 1})
     script.add("call.started", {**start, **changes}, call="0@1")
     assert (script.recording().known_arguments({"n": 1}) is not None) is kept
 
 
 def test_a_start_without_its_check_sum_is_looked_at() -> None:
     script = Script()
-    start = {"kind": "tool", "name": "look", "namespace": "tools", "arguments": {"n": 1}, "digest": "d", "nth": 0}
-    script.add("call.started", start, call="0@1", sealed=False)
+    start = {"kind": "tool", "name": "look", "namespace": "tools", "arguments": {"n": 1}, "nth": 0}
+    script.add("call.started", {**start, "digest": canonical_digest({"n": 1})}, call="0@1", sealed=False)
     assert script.recording().known_arguments({"n": 1}) is None
 
 

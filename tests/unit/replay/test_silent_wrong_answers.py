@@ -261,3 +261,26 @@ def test_an_output_that_looks_like_a_value_that_cannot_be_recorded_is_compared()
     run = tools.app.record(lambda: {"$unserialisable": "builtins.complex"})
     assert tools.replay(run, lambda: {"$unserialisable": "builtins.complex"}).passed
     assert not tools.replay(run, lambda: 1j).passed
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now"),
+    [
+        (10**40, 10**40 + 1),
+        (10**40, {"$int": str(10**40)}),
+        ({1: "a"}, {1: "b"}),
+        ({1: "a"}, {"1": "a"}),
+        ({True: "a"}, {"true": "a"}),
+        ({1: "a", "1": "b"}, {1: "c", "1": "b"}),
+    ],
+)
+def test_arguments_without_a_json_form_find_their_answer_and_no_others_do(recorded: Any, now: Any) -> None:
+    tools = Tools()
+
+    def find(what: Any) -> None:
+        tools.find(what="before")
+        tools.find(what=what)
+
+    run = tools.app.record(lambda: find(recorded))
+    assert tools.replay(run, lambda: find(recorded)).divergences == []
+    assert [found["kind"] for found in tools.replay(run, lambda: find(now)).divergences] == ["miss"]
