@@ -307,17 +307,21 @@ def raised_again(error: Mapping[str, Any]) -> BaseException | None:
         kind = getattr(place, name, None)
         if not isinstance(kind, type) or not issubclass(kind, Exception) or issubclass(kind, AntiphonError):
             continue
-        made = next((made for argument in _arguments(kind, message) if (made := _made(kind, argument, message))), None)
+        given = [()] if error.get("bare") else [(argument,) for argument in _arguments(kind, message)]
+        made = next((made for arguments in given if (made := _made(kind, arguments, error))), None)
         if made is not None:
             return made
     return CallFailed(message, code=str(error.get("code", "error")), recorded=dict(error))
 
 
-def _made(kind: type[Exception], argument: Any, message: str) -> Exception | None:
+def _made(kind: type[Exception], arguments: tuple[Any, ...], error: Mapping[str, Any]) -> Exception | None:
     try:
-        made = kind(argument)
-        return made if str(made) == message else None
-    except Exception:  # a class that wants more than a message
+        made: Any = kind(*arguments)
+        number = error.get("number")
+        if type(number) is int and getattr(made, "code", None) != number:
+            made.code = number
+        return made if str(made) == ("" if error.get("bare") else str(error.get("message", ""))) else None
+    except Exception:  # a class that wants more than a message, or whose code cannot be set
         return None
 
 

@@ -252,10 +252,12 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
     exception = outcome.exception
     name = class_name(type(exception)) if exception is not None else ""
     number: Any = getattr(exception, "code", None)
+    bare = exception is not None and outcome.message == type(exception).__name__ and not str(exception)
     if isinstance(exception, AntiphonError) and "recorded" in exception.data:  # a replay's stand-in
         recorded = exception.data["recorded"]
-        name, number = str(recorded.get("class", "")), recorded.get("number")
+        name, number, bare = str(recorded.get("class", "")), recorded.get("number"), bool(recorded.get("bare"))
     coded = {"number": number} if type(number) is int else {}  # the code of a protocol
+    without = {"bare": True} if bare else {}  # the message is the name of the class
     return {
         "class": name,
         "code": outcome.code,
@@ -264,4 +266,5 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
         "retriable": outcome.retriable,
         "terminal": outcome.terminal,
         **coded,
+        **without,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -198,6 +199,48 @@ def test_errors_are_raised_again(error: Exception, kind: str) -> None:
         return "no error"
 
     _check(app, main)
+
+
+class Coded(Exception):
+    """Has a number that its message does not tell."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Fixed(Exception):
+    """Has a number that cannot be set."""
+
+    @property
+    def code(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Coded("bad", 7), Coded("bad"), Fixed("bad"), Custom(), Custom("Custom"), Custom(""), KeyError(), TimeoutError()],
+    ids=repr,
+)
+def test_an_error_comes_back_with_its_number_and_without_a_message_it_did_not_have(error: Exception) -> None:
+    app = memory_app()
+
+    @app.gateway.tool(idempotent=True, effect="read", retry={"max_attempts": 1})
+    def fails() -> None:
+        raise error
+
+    def main() -> Any:
+        try:
+            fails()
+        except type(error) as caught:
+            return [str(caught), getattr(caught, "code", None)]
+
+    def ignores() -> None:
+        with contextlib.suppress(type(error)):
+            fails()
+
+    _check(app, main)
+    _check(app, ignores)
 
 
 @pytest.mark.parametrize("kind", ["tool", "llm"])
