@@ -188,8 +188,16 @@ def watched(
     entry = {"entry": recording.manifest.entry} if recording.manifest.entry is not None else {}
     recorded = recording.input()
     given = {} if recorded is None else {"input": recorded}
-    observer.see((Seen("run.started", None, {"name": recording.manifest.name, **entry, **given}, {}),))
+    observer.see((Seen("run.started", None, {"name": _name_of(recording), **entry, **given}, {}),))
     return result, Run(recorder, recording.manifest)
+
+
+def _name_of(recording: Recording) -> str:
+    """The name of the run; one with masks as its first event has it, because the manifest masks it in another way."""
+    first = recording.first
+    if first is None or not recording.masks_of(first, "name"):
+        return recording.manifest.name
+    return str(recording.event(first.seq).payload.get("name"))
 
 
 def presenter(app: Antiphon, recording: Recording) -> Callable[[Any], Any]:

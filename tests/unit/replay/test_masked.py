@@ -424,3 +424,12 @@ def test_planted_bug_a_replay_that_compares_masks_lets_a_changed_payee_pass(monk
 
 def test_the_key_in_the_environment_is_no_misspelt_setting() -> None:
     assert unknown_variables({"ANTIPHON_REPLAY_KEY": "ab" * 32}) == {}
+
+
+def test_a_run_whose_name_is_masked_replays() -> None:
+    app = memory_app()
+    with app.run("welcome zaphod.beeblebrox@heartofgold.example") as run:
+        run.finish("done")
+    assert "zaphod" not in run.manifest.name
+    assert antiphon.replay(run, app=app, mode="strict", function=lambda: "done", keep=False).divergences == []
+    assert not antiphon.replay(run, app=app, mode="strict", function=lambda: "not done", keep=False).passed
