@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, Protocol
 
 from antiphon._drive import drive
-from antiphon._scope import RunScope, _cursor
+from antiphon._scope import RunScope, _cursor, undoing
 from antiphon.decide.classify import is_control_flow
 from antiphon.errors import Divergence, InvalidInput, SagaUndoing
 
@@ -211,11 +211,12 @@ class Core:
         with self._changed:
             writes = sorted(self._settled, key=lambda write: write.order, reverse=True)
             writes = [*self._in_flight, *writes]
-        token = active_saga.set(None)  # undos, and what they call, are no writes of the saga
+        token, undo = active_saga.set(None), undoing.set(True)  # undos, and what they call, are no writes of the saga
         try:
             self.report = await undo_all(self.name, writes)
         finally:
             with contextlib.suppress(ValueError):
+                undoing.reset(undo)
                 active_saga.reset(token)
         return self.report
 

@@ -79,6 +79,8 @@ Entered = tuple[Token["Cursor | None"], Token[Origin | None]]
 """What :meth:`RunScope.deactivate` needs."""
 
 _cursor: ContextVar[Cursor | None] = ContextVar("antiphon_cursor", default=None)
+undoing: ContextVar[bool] = ContextVar("antiphon_undoing", default=False)
+"""Whether this context undoes the writes of a saga: that goes on in a run that was cancelled."""
 _active: dict[int, RunScope] = {}
 """Runs open in this process, to tell an orphan call from a call without a run."""
 
@@ -125,6 +127,7 @@ class RunScope:
     """An open run as the engines see it: its id, who answers its calls, and how its events are written."""
 
     __slots__ = (
+        "cancelled",
         "chunks",
         "clock_ms",
         "compose",
@@ -201,6 +204,8 @@ class RunScope:
         self.tenant: str = tenant
         self.workspace: str = workspace
         self.lock: threading.Lock = threading.Lock()
+        self.cancelled: bool = False
+        """Whether nobody waits for the code of this run any more: its threads may go on, but make no calls."""
         self.origin: Origin = Origin(self)
         """The mark of the work that this run starts."""
         self.root: Lane = Lane("0", None, None)

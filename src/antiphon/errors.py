@@ -9,6 +9,7 @@
     ├── Refused                 we decided not to dispatch the call
     │   ├── InFlight            an equal call is running
     │   ├── IdempotencyConflict the key is in use for other parameters
+    │   ├── RunCancelled        the run that made the call was cancelled
     │   ├── CircuitOpen         the circuit breaker of the dependency is open
     │   ├── LoopBlocked         the loop guard or a cap stopped the call
     │   ├── ReplayBlocked       a replay may not run this side effect
@@ -119,6 +120,12 @@ class SagaUndoing(Refused):
     """The saga that the call belongs to is being undone, or was: it takes no further writes."""
 
     code = "saga_undoing"
+
+
+class RunCancelled(Refused):
+    """The run that made the call was cancelled: its code may go on in a thread, but makes no further calls."""
+
+    code = "run_cancelled"
 
 
 class CircuitOpen(Refused):

@@ -15,9 +15,11 @@ from antiphon._gateway.context import is_held, running
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.plan import NO_OPTIONS, Plan, Policy
+from antiphon._gateway.recording import RunEntry
 from antiphon._gateway.settlement import answered, refused, settle_interrupted
 from antiphon._gateway.steps import BEGIN, Look, Refresh, Step
 from antiphon._gateway.turns import Guard, TurnState, refused_by_guard
+from antiphon._scope import undoing
 from antiphon.decide.loop import LoopVerdict
 from antiphon.errors import InvalidInput
 from antiphon.keys import KeyMaker
@@ -31,8 +33,12 @@ def admit(call: GuardedCall) -> Step:
     plan, run = call.plan, call.run
     monotonic = plan.monotonic
     call.started = now = monotonic()
-    if run is not None and run.scope.invoker is not None and not run.entered:
-        return _ask_recording(call)
+    if (
+        run is not None
+        and (run.scope.cancelled or run.scope.invoker is not None)
+        and (stop := _not_live(call, run)) is not None
+    ):
+        return stop
     if now >= plan.plans.next_refresh:
         if _waits_for_news(plan):
             return Refresh(_patience(plan), _refreshed)
@@ -74,9 +80,13 @@ def _begin(call: GuardedCall) -> Step:
     return claim.begin_named(call) if call.options.undoes is None else undo.prepare(call)
 
 
-def _ask_recording(call: GuardedCall) -> Step:
-    """In a replay the recording answers; a saga remembers the call all the same."""
-    if call.run is not None and call.run.scope.sagas:
+def _not_live(call: GuardedCall, run: RunEntry) -> Step | None:
+    """A run that was cancelled makes no call. In a replay the recording answers; a saga remembers it all the same."""
+    if run.scope.cancelled and not undoing.get():
+        return refused(call, outcomes.run_cancelled(call.plan.name))
+    if run.scope.invoker is None or run.entered:
+        return None
+    if run.scope.sagas:
         undo.join(call)
     return replay.ask(call, admit)
 

@@ -14,6 +14,7 @@ from antiphon._gateway.settlement import after_hooks, settle_failure, settle_int
 from antiphon._gateway.source import Opened
 from antiphon._gateway.steps import BEGIN, DONE, INVOKE, Dispatch, Renew, Sleep, Step
 from antiphon._gateway.threads import Abandoned, TimedOut
+from antiphon._scope import undoing
 from antiphon.contract.result import Retried, Status
 from antiphon.decide.breaker import Breaker, Permit, Refusal
 from antiphon.decide.classify import is_control_flow
@@ -29,6 +30,8 @@ def dispatch(call: GuardedCall) -> Step:
         stopped = _not_now(call)
         if stopped is not None:
             return stopped
+    if call.run is not None and call.run.scope.cancelled and not undoing.get():  # while it waited
+        return _stopped(call, outcomes.run_cancelled(plan.name))
     call.permits = permits = policy.permits
     for breaker, permit in permits:
         if breaker.pass_for_all is not permit:

@@ -127,6 +127,10 @@ def undoing(tool: str, saga: str, state: str) -> Outcome:
     return failed("error", "saga_undoing", message)
 
 
+def run_cancelled(tool: str) -> Outcome:
+    return failed("error", "run_cancelled", f"The run of this call was cancelled: {tool} was not called.")
+
+
 def contradicted(tool: str, times: int) -> Outcome:
     """The store does not keep to its rules: it offers a record to be replaced, and refuses that."""
     message = (

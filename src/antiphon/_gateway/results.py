@@ -19,6 +19,7 @@ _BY_CODE: dict[str, type[errors.AntiphonError]] = {
     "idempotency_conflict": errors.IdempotencyConflict,
     "undone": errors.Undone,
     "saga_undoing": errors.SagaUndoing,
+    "run_cancelled": errors.RunCancelled,
     "circuit_open": errors.CircuitOpen,
     "loop_blocked": errors.LoopBlocked,
     "run_ended": errors.LoopBlocked,

@@ -9,9 +9,9 @@ from typing import Any
 from antiphon._drive import AFTER, until_cancelled, was_given_up
 from antiphon._lineage import permitted
 from antiphon._recording.resumed import EARLIER
-from antiphon._scope import ORPHAN_LANE, RunScope, Site
+from antiphon._scope import ORPHAN_LANE, RunScope, Site, undoing
 from antiphon.canonical import canonical_digest
-from antiphon.errors import AntiphonError, StoreError, class_name
+from antiphon.errors import AntiphonError, RunCancelled, StoreError, class_name
 from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
 
 log = logging.getLogger("antiphon.run")
@@ -38,6 +38,8 @@ class Boundary:
         digest_of: Callable[[Any], str] | None = None,
     ) -> None:
         """*digest_of* makes the digest of arguments that redaction changed."""
+        if scope.cancelled and not undoing.get():
+            raise RunCancelled(f"The run of this call was cancelled: {name} was not called.")
         self.scope = scope
         self.kind = kind
         self.name = name

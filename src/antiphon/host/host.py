@@ -760,6 +760,9 @@ class HostRun:
                     return function(*args, **kwargs)
 
             return await self.host.in_thread(self.manifest.tenant, call)
+        except asyncio.CancelledError:
+            scope.cancelled = True  # a thread goes on, and must not send anything
+            raise
         except Divergence as error:
             raise NodeFailed("replay_source_missing", error.message) from None
         except AntiphonError as error:

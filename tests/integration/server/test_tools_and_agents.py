@@ -17,7 +17,9 @@ from tests.integration.server.harness import Client, application, in_process, ob
 
 CODE = '''
 import pathlib
+import time
 import antiphon
+import antiphon.errors
 from antiphon.stores import MemoryStore
 
 DONE = pathlib.Path({marks!r})
@@ -49,6 +51,35 @@ def greeter(name: str) -> str:
 async def later(name: str) -> dict:
     run = antiphon.current_run()
     return {{"hello": name, "at": run.now().isoformat()}}
+
+@gateway.tool(idempotent=False, namespace="trip", effect="write")
+def book(hotel: str) -> str:
+    run_once("booked " + hotel)
+    return hotel
+
+@book.undo
+def unbook(result: str) -> None:
+    run_once("undone " + result)
+
+def wait_for(mark: str) -> None:
+    while mark not in DONE.read_text().split():
+        time.sleep(0.01)
+
+@antiphon.agent
+def traveller(what: str) -> None:
+    run = antiphon.current_run()
+    try:
+        with run.saga("trip"):
+            book("ritz")
+            wait_for("cancelled")
+            if what == "model":
+                run.llm({{"model": "m", "messages": []}}, lambda request: run_once("model"))
+            else:
+                book("savoy")
+    except antiphon.errors.RunCancelled as error:
+        run_once(str(error))
+    finally:
+        run_once("over")
 
 @antiphon.agent
 def broken() -> None:
@@ -85,7 +116,7 @@ async def client(tmp_path: Path, marks: Path) -> AsyncIterator[Client]:
     odd = workflows.workflow("odd-node", [workflows.node("x", "core.nobody")])
     folder = workflows.write(tmp_path / "flows", mail, failing, unknown, odd)
     (folder / "broken.json").write_text("{")
-    agents = [f"{code}:{name}" for name in ("greeter", "later", "broken")]
+    agents = [f"{code}:{name}" for name in ("greeter", "later", "broken", "traveller")]
     async with in_process(application(tmp_path, folder, tools=[str(code)], agents=agents)) as found:
         yield found
 
@@ -200,3 +231,23 @@ async def test_many_agents_at_once_keep_their_own_logs(client: Client) -> None:
         rows = await client.host.journal.events(run["runId"])
         sent = [row.payload["arguments"]["to"] for row in rows if row.payload.get("name") == "send"]
         assert sent == [f"n{number}"]
+
+
+@pytest.mark.parametrize("what", ["tool", "model"])
+async def test_the_thread_of_a_run_that_was_cancelled_only_undoes(client: Client, marks: Path, what: str) -> None:
+    run = await client.start("agent:traveller", {"what": what})
+    await until(marks, "booked ritz")
+    assert (await client.post(f"/v1/runs/{run}/cancel")).json()["status"] == "cancelled"
+    with marks.open("a") as file:
+        file.write("cancelled\n")
+    await until(marks, "over")
+    name = "trip/book" if what == "tool" else "llm"
+    refusal = f"The run of this call was cancelled: {name} was not called."
+    assert lines(marks) == ["booked ritz", "cancelled", "undone ritz", refusal, "over"]
+
+
+async def until(marks: Path, mark: str) -> None:
+    """Wait until the agent has left a mark."""
+    async with asyncio.timeout(20):
+        while mark not in lines(marks):
+            await asyncio.sleep(0.01)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from antiphon._recording.recorder import Recorder
-from antiphon.errors import StoreUnavailable
+from antiphon._scope import current_scope
+from antiphon.errors import RunCancelled, StoreUnavailable
 from antiphon.redact import Redactor, Rules
 from tests.unit.gateway.kit import AsyncRig, HttpError, Rig
 from tests.unit.gateway.test_outage import Faulty
@@ -40,6 +41,13 @@ def recorded(rig: Rig, run: str = "run-1", store: Any = None, write_async: Any =
 
 def events(rig: Rig, run: str = "run-1", store: Any = None) -> list[Any]:
     return (store or rig.store).open_sync().events(run)
+
+
+def cancel() -> None:
+    """As the host does with the run of this context."""
+    scope = current_scope()
+    assert scope is not None
+    scope.cancelled = True
 
 
 def types(rig: Rig, **where: Any) -> list[str]:
@@ -228,3 +236,59 @@ async def test_recorded_calls_of_the_asynchronous_face() -> None:
     with recorded(rig):
         assert list(await asyncio.gather(send("a"), send("b"))) == ["a", "b"]
     assert sorted(types(rig)) == ["call.finished"] * 2 + ["call.started"] * 2
+
+
+def test_a_cancelled_run_makes_no_further_calls() -> None:
+    rig = Rig()
+    script = rig.tool("sent")
+    mail = rig.gateway.tool("mail", idempotent=False)(lambda: script())
+    with recorded(rig):
+        rig.execute(call_id="c1")
+        cancel()
+        answer = rig.execute(call_id="c2")
+        with pytest.raises(RunCancelled, match="mail was not called"):
+            mail()
+    assert (answer.status, answer.error.code, len(script)) == ("error", "run_cancelled", 1)
+    assert types(rig) == ["call.started", "call.finished"]
+    assert [record.state for record in rig.records()] == ["done"]
+
+
+async def test_a_cancelled_run_makes_no_further_asynchronous_calls() -> None:
+    rig = AsyncRig()
+    script = rig.tool("sent")
+    with recorded(rig):
+        cancel()
+        answer = await rig.execute()
+    assert (answer.error.code, len(script), types(rig)) == ("run_cancelled", 0, [])
+
+
+def test_a_run_that_is_cancelled_between_attempts_makes_no_further_one() -> None:
+    rig = Rig()
+
+    def fail(**_: Any) -> None:
+        cancel()
+        raise HttpError(503)
+
+    script = rig.tool(fail, "sent", idempotent=True)
+    with recorded(rig):
+        answer = rig.execute()
+    assert (answer.error.code, len(script)) == ("http_503", 1)
+    assert types(rig) == ["call.started", "decision", "call.finished"]
+
+
+def test_a_run_that_is_cancelled_while_it_claims_frees_the_claim() -> None:
+    rig = Rig()
+    script = rig.tool("sent")
+    journal = rig.store.open_sync()
+    begin = journal.begin
+
+    def cancelled_meanwhile(*arguments: Any) -> Any:
+        cancel()
+        return begin(*arguments)
+
+    rig.gateway._world.begin = cancelled_meanwhile
+    with recorded(rig):
+        answer = rig.execute()
+    assert (answer.error.code, len(script)) == ("run_cancelled", 0)
+    (record,) = rig.records()
+    assert (record.state, record.dispatched) == ("cancelled", False)
