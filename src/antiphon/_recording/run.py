@@ -110,6 +110,8 @@ class Run:
         self._manifest = manifest
         self._caller = caller
         self._token: Entered | None = None
+        self._outer: Run | None = None
+        """The run that was current before."""
         self._ended = False
         self.output: Any = None
         self.input: Any = None
@@ -159,7 +161,7 @@ class Run:
 
     def __enter__(self) -> Run:
         self.begin()
-        self._token = self.scope.activate()
+        self._token, self._outer = self.scope.activate(), active_run.get()
         active_run.set(self)
         stdin.begin()
         return self
@@ -168,7 +170,8 @@ class Run:
         if self._token is not None:
             self.scope.deactivate(self._token)
             self._token = None
-            active_run.set(None)
+            if active_run.get() is self:  # no token: it may be another context
+                active_run.set(self._outer)
             stdin.end()
         if not self._ended:
             self.end(self.output, error)
