@@ -29,7 +29,7 @@ from antiphon.errors import AntiphonError, ConfigError, InvalidInput
     argument(
         "--resume",
         metavar="RUN",
-        help="resume an interrupted run (id or prefix): finished calls are not repeated",
+        help="resume an interrupted run (id or prefix) with its recorded input: finished calls are not repeated",
     ),
     CONFIG,
     JSON,

@@ -12,14 +12,15 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
+import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon.config.load import Loaded, load
 from antiphon.config.model import Config, PriceSection
 from antiphon.config.wiring import ConfigLike, blobs_of, key_ring_of, resolve, rules_of, store_from
-from antiphon.contract.events import Event, RunManifest
-from antiphon.errors import ConfigError, NotFound
+from antiphon.contract.events import UNSERIALISABLE, Event, RunManifest, is_masked
+from antiphon.errors import ConfigError, InvalidInput, NotFound
 from antiphon.ops.entry import AGENT_MARK, arguments_of, call_entry, check_arguments, is_arguments, load_entry, name_of
 from antiphon.ports import Blobs, Clock, Invoker, Listener, Row, Store, SyncJournal
 
@@ -443,12 +444,17 @@ def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) -> Run:
-    """Run ``file.py:function`` with *given* as its argument. A failing agent gives a run with ``error`` set."""
+    """Run ``file.py:function`` with *given* as its argument. A failing agent gives a run with ``error`` set.
+
+    With *resume* an interrupted run continues with its recorded input: another one is refused.
+    """
     from antiphon._recording.manifest import entry_of
     from antiphon._recording.run import exit_code
 
     with using(app):
         function = load_entry(target)
+        if resume is not None:
+            given = _input_again(app, app._resumed(resume), given)
         args, kwargs = arguments_of(given)
         check_arguments(target, function, args, kwargs)
         run = app.run(
@@ -466,6 +472,42 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
         except Exception as error:
             run.error = error
     return run
+
+
+def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
+    """The recorded input of a run that is resumed; with another one its code would ask for other effects."""
+    from antiphon._recording.plain import dump
+    from antiphon._recording.recorder import whole
+    from antiphon._recording.seals import Originals
+
+    def plain(value: Any) -> bytes:
+        return orjson.dumps(orjson.loads(dump(arguments_of(value))), option=orjson.OPT_SORT_KEYS)
+
+    events = app.journal.events(manifest.id, limit=1)
+    if not events:  # killed before its first event
+        return given
+    first, key = whole(events[0], app.blobs, app.tenant), app.keys.key_of(manifest)
+    if key is not None:
+        first = Originals(key).open(first)
+    recorded = first.payload.get("input")
+    if is_masked(first) or UNSERIALISABLE.encode() in plain(recorded):
+        if given is None:
+            raise InvalidInput(
+                f"The recorded input of run {manifest.id} cannot be read back: it holds a secret whose original is not "
+                "kept, or a value that has no JSON form. Nothing was called.",
+                hint="Give the same input again with --input.",
+            )
+        return given
+    if given is None:
+        return recorded
+    if recorded is None and manifest.entry is None:  # it was a block of code, which had no arguments
+        return given
+    if plain(given) != plain(recorded):
+        raise InvalidInput(
+            f"Run {manifest.id} was recorded with another input. Nothing was called.",
+            hint="Leave out --input to resume the run, or --resume to begin a new one.",
+        )
+    return recorded
 
 
 def note_exit(app: Antiphon, run: str, code: int) -> None:

@@ -149,7 +149,7 @@ def test_killed_in_a_tool_then_resumed_and_settled(antiphon: Type, folder: Path)
     agent.wait()
     found = json.loads(antiphon("runs", "--json").stdout)["runs"][0]
     assert found["status"] == "interrupted"
-    resume = ("run", "agent.py:main", "--input", '"hello"', "--resume", found["id"][:13])
+    resume = ("run", "agent.py:main", "--resume", found["id"][:13])
     unknown = antiphon(*resume)
     assert unknown.returncode == 1
     command = re.search(r"antiphon claims resolve (\w+)", unknown.stderr)

@@ -151,6 +151,76 @@ def test_run_says_what_is_wrong(antiphon: Command, words: list[str], code: int, 
     assert says in told.json["message"]
 
 
+CAREFUL = """
+import pathlib
+import antiphon
+
+app = antiphon.Antiphon()
+
+
+@app.gateway.tool(idempotent=False, effect="write")
+def send(to: str) -> str:
+    with open("world.txt", "a") as world:
+        world.write(to + "\\n")
+    return "sent to " + to
+
+
+def main(to, text="hi"):
+    done = send(to)
+    if not pathlib.Path("go.txt").exists():
+        raise KeyboardInterrupt
+    return done + " " + text
+"""
+
+
+def interrupted(antiphon: Command, given: str) -> str:
+    """A run that has sent something, and was interrupted then."""
+    Path("careful.py").write_text(CAREFUL)
+    assert antiphon("run", "careful.py:main", "--input", given).code == 130
+    Path("go.txt").touch()
+    found = antiphon("runs", "--json").json["runs"][0]
+    assert found["status"] == "interrupted"
+    return str(found["id"])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ('"ada"', "sent to ada hi"),
+        ('{"args": ["ada"], "kwargs": {"text": "hello"}}', "sent to ada hello"),
+        ('"token sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789"', "sent to token sk-ant-api03-"),
+        (json.dumps("x" * 100_000), "sent to xxx"),
+    ],
+    ids=["text", "arguments", "secret", "large"],
+)
+def test_resume_uses_the_recorded_input(antiphon: Command, given: str, said: str) -> None:
+    run = interrupted(antiphon, given)
+    done = antiphon("run", "careful.py:main", "--resume", run)
+    assert (done.code, done.out[: len(said)]) == (0, said), done.err
+    assert antiphon("run", "careful.py:main", "--input", given, "--resume", run).code == 0
+    assert len(Path("world.txt").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("other", ['"eve"', "1", '{"args": ["ada"], "kwargs": {"text": "hello"}}', "[]"])
+def test_resume_with_another_input_is_refused(antiphon: Command, other: str) -> None:
+    run = interrupted(antiphon, '"ada"')
+    done = antiphon("run", "careful.py:main", "--input", other, "--resume", run)
+    assert (done.code, done.out) == (2, "")
+    assert f"Run {run} was recorded with another input. Nothing was called." in done.err
+    assert Path("world.txt").read_text() == "ada\n"
+    assert antiphon("runs", "--json").json["runs"][0]["status"] == "interrupted"
+
+
+def test_resume_asks_for_an_input_that_cannot_be_read_back(antiphon: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_REDACT_KEEP_SEALED", "false")
+    secret = '"sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789"'
+    run = interrupted(antiphon, secret)
+    done = antiphon("run", "careful.py:main", "--resume", run)
+    assert (done.code, "cannot be read back" in done.err) == (2, True), done.err
+    assert len(Path("world.txt").read_text().splitlines()) == 1
+    assert antiphon("run", "careful.py:main", "--input", secret, "--resume", run).code == 0
+
+
 # -- runs -----------------------------------------------------------------------------------------------------------
 
 
