@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from antiphon._diff import plural
+from antiphon._drive import drive
 from antiphon._gateway.switches import start_value
 from antiphon._recording.run import Run
 from antiphon.config.wiring import seal_key_file
 from antiphon.errors import AntiphonError
-from antiphon.ops.admin import usage
+from antiphon.ops.admin import Admin, usage
 from antiphon.ops.app import Antiphon
 from antiphon.ops.bucket import is_remote
 from antiphon.ops.entry import load_entry
@@ -31,6 +33,8 @@ _RETRYING = {
 }
 
 
+_SCAN = 10_000
+"""Claims in flight that are looked at, as ``antiphon claims list`` does."""
 LEVELS = ("error", "warning", "ok", "note")
 """Worst first."""
 
@@ -117,19 +121,18 @@ def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
         yield _found(
             "warning", "claims", f"{stale} of {stale + live} in flight have an expired lease", hint, stale=stale
         )
-    unknown: dict[str, int] = {}
+    in_flight = drive(Admin(app).claims(state="inflight", limit=_SCAN))
+    unknown = Counter(claim["tool"] for claim in in_flight if claim["lost"])  # the next equal call finds it so
     for (tool, state), number in counts.items():
         if state in ("unknown", "unknown_1h", "unknown_1d"):
-            unknown[tool] = unknown.get(tool, 0) + number
+            unknown[tool] += number
     if unknown:
-        by_tool = ", ".join(
-            f"{tool}: {number}" for tool, number in sorted(unknown.items(), key=lambda one: -one[1])[:5]
-        )
+        by_tool = ", ".join(f"{tool}: {number}" for tool, number in unknown.most_common(5))
         more = "" if len(unknown) <= 5 else f" and {len(unknown) - 5} more tools"
         hint = "Find out what happened: antiphon claims list --state unknown, then: antiphon claims resolve CLAIM"
-        total = sum(unknown.values())
+        total = unknown.total()
         text = f"{total} {'outcome' if total == 1 else 'outcomes'} unknown ({by_tool}{more})"
-        yield _found("warning", "claims", text, hint, unknown=unknown)
+        yield _found("warning", "claims", text, hint, unknown=dict(unknown))
     if "bytesPerRecord" in cost:
         text = f"about {cost['bytesPerRecord']} bytes each in the server, {cost['bytes'] / 1e6:.1f} MB together"
         yield _found("ok", "claims", f"{plural(cost['records'], 'record')}, {text}")

@@ -149,6 +149,10 @@ def test_killed_in_a_tool_then_resumed_and_settled(antiphon: Type, folder: Path)
     agent.wait()
     found = json.loads(antiphon("runs", "--json").stdout)["runs"][0]
     assert found["status"] == "interrupted"
+    (lost,) = json.loads(antiphon("claims", "list", "--state", "unknown", "--json").stdout)["claims"]
+    checked = json.loads(antiphon("doctor", "--json").stdout)["checks"]["claims"]
+    assert lost["tool"] == "tools/refund"
+    assert checked["findings"][0]["message"] == "1 outcome unknown (tools/refund: 1)"
     resume = ("run", "agent.py:main", "--resume", found["id"][:13])
     unknown = antiphon(*resume)
     assert unknown.returncode == 1
