@@ -165,8 +165,11 @@ def _pseudonyms(events: Iterable[Any]) -> set[str]:
 
 
 def _without_pseudonyms(findings: Iterable[tuple[str, str, str]], known: set[str]) -> Iterator[tuple[str, str, str]]:
+    """Findings that are no part of a pseudonym, and no pseudonym with a little around it."""
     for where, kind, secret in findings:
-        if secret not in known and not any(secret in one or one in secret for one in known):
+        if secret not in known and not any(
+            secret in one or (2 * len(one) >= len(secret) and one in secret) for one in known
+        ):
             yield where, kind, secret
 
 

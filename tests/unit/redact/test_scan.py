@@ -163,6 +163,13 @@ def test_the_pseudonyms_of_a_database_are_known(tmp_path: Path, log: bool) -> No
     connection.close()
 
 
+def test_a_pseudonym_of_one_character_hides_no_secret(tmp_path: Path) -> None:
+    real = next(one.secret for one in tokens(Forge(3)) if one.kind == "github")
+    event = {"payload": {"data": real[7]}, "meta": {"masks": [["/data", 0, 1, "email"]]}}
+    (tmp_path / "a.antiphon").write_text(json.dumps({"format": "antiphon", "events": [event], "note": real}))
+    assert [(f.where, f.kind) for f in scan(tmp_path)] == [("/note", "github")]
+
+
 def test_a_missing_path_says_so(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         scan(tmp_path / "nothing")
