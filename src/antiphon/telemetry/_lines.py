@@ -76,7 +76,7 @@ class Lines:
                     if clean is None and not is_harmless(value):
                         unknown[name] = value
                     document[name] = clean or value
-            elif kind is float or kind is int or kind is bool:
+            elif kind is float or kind is bool or (kind is int and value < _SECRET_FROM):
                 document[name] = value
             elif value is not None and value != "":
                 document[name] = self._container(name, value)
@@ -108,7 +108,7 @@ class Lines:
         return checked
 
     def _container(self, name: str, value: Any) -> orjson.Fragment:
-        """Tags, baggage and objects, whose inner names count."""
+        """Tags, baggage and objects, whose inner names count; and integers that may be secrets."""
         document = orjson.dumps({name: value}, default=str, option=_OPTIONS)
         clean = self._containers.get(document)
         if clean is None:
@@ -137,6 +137,8 @@ _NO_TEMPLATE = frozenset({"event", "timeMs", "errorMessage", "traceparent", "req
 """With one of these, hardly any line repeats an earlier one."""
 _LONGEST_TEMPLATE = 2048
 _LARGE = 1e15
+_SECRET_FROM = 10**13
+"""Integers below are no payment cards."""
 _CONSTANT = frozenset({str, int, bool, type(None)})
 _new_values = itemgetter(*_NEW)
 
