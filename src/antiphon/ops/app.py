@@ -229,7 +229,7 @@ class Antiphon:
         scope = recorder.scope
         opened = opener(self, recorder.key, recorder.redactor.pseudonyms)
         for event in events_of(self, scope.run_id):
-            opened(event)  # what was found before is known from the start
+            _check_known_again(opened(event), scope.run_id)  # what was found before is known from the start
         earlier = Earlier(
             events_of(self, scope.run_id),
             lambda event: opened(whole(event, self.blobs, self.tenant)),
@@ -441,6 +441,18 @@ def record(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Run
 def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run *function* as a recorded run with the current object."""
     return current().record(function, *args, **kwargs)
+
+
+def _check_known_again(event: Event, run: str) -> None:
+    """Refuse to resume a run that would make a write again: without its originals, its claim is not found."""
+    if event.type != "call.started" or event.v < 2 or not is_masked(event):
+        return
+    if event.payload.get("kind") == "tool" and not event.meta.get("idempotent") and "callId" not in event.meta:
+        raise InvalidInput(
+            f"Run {run} cannot be resumed: it has called {event.payload.get('name')} with arguments that were masked "
+            "and not kept, so the call would be made again. Nothing was called.",
+            hint="Begin a new run. Runs can be resumed with [redact] keep_sealed = true and a seal key.",
+        )
 
 
 def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) -> Run:
