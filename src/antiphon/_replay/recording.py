@@ -23,6 +23,7 @@ from antiphon.contract.events import (
     RAW_DIGEST,
     Event,
     RunManifest,
+    as_returned,
     spilled,
     sum_holds,
     type_not_kept,
@@ -444,7 +445,7 @@ class Recording:
 
     def output(self) -> Any:
         """The output of the run."""
-        return None if self.last is None else self.event(self.last.seq).payload.get("output")
+        return None if self.last is None else as_returned(self.event(self.last.seq).payload.get("output"))
 
 
 def _as_it_is(value: Any) -> Any:

@@ -158,6 +158,16 @@ def spilled(event: Event) -> dict[str, str]:
     }
 
 
+def as_returned(value: Any) -> Any:
+    """An exact output without the marks around objects of the user's that look like a tag."""
+    if type(value) is list:
+        return [as_returned(item) for item in value]
+    if type(value) is not dict:
+        return value
+    inner = value["$literal"] if value.keys() == {"$literal"} and type(value["$literal"]) is dict else value
+    return {name: as_returned(item) for name, item in inner.items()}
+
+
 def is_masked(event: Event) -> bool:
     """Whether the payload holds something else than what was there, and its originals were not brought back."""
     if event.v > 1:

@@ -14,7 +14,7 @@ from antiphon._recording.plain import exact_output
 from antiphon._replay.observe import DivergenceFound, Observer, escape_of
 from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
-from antiphon.contract.events import RunManifest
+from antiphon.contract.events import RunManifest, as_returned
 from antiphon.ops.app import Antiphon, cost_of, model_of, tokens_of
 from antiphon.ops.execution import Explored, StrictResult, presenter
 from antiphon.ops.runs import replay_manifest
@@ -274,7 +274,7 @@ def strict_report(
     elif recording.interactions or strict.interactions:
         current = [observer.presented(output) for output in strict.interactions]
     else:
-        current = [observer.presented(exact_output(strict.output))]
+        current = [observer.presented(as_returned(exact_output(strict.output)))]
     data = {
         **head,
         "executed": strict is not None,
