@@ -429,7 +429,7 @@ class Recording:
             meta[AS_RECORDED] = True
         if "error" in payload and was_given_up(payload["error"]):
             meta[AFTER] = told.get("durationMs")
-        for name in ("status", "headers", "layout"):
+        for name in ("httpStatus", "headers", "layout"):
             if name in told:
                 meta[name] = told[name]
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)

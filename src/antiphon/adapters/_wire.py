@@ -206,11 +206,13 @@ def _told_headers(headers: Mapping[str, str]) -> dict[str, str]:
 def told(status: int, headers: Mapping[str, str], *, stream: bool) -> dict[str, Any]:
     """What the metadata of a call say about status and headers of its response, if there is something to say."""
     found = _told_headers(headers)
-    usual = (_EVENTS if stream else _JSON)["content-type"]
-    for name in ("content-type", "location"):
-        if headers.get(name, usual if name == "content-type" else None) not in (usual, None):
-            found[name] = headers[name]
-    return ({"headers": found} if found else {}) | ({"status": status} if status != 200 else {})
+    usual = _EVENTS if stream else _JSON
+    found |= {
+        name: headers[name]
+        for name in ("content-type", "location")
+        if headers.get(name, usual.get(name)) != usual.get(name)
+    }
+    return ({"headers": found} if found else {}) | ({"httpStatus": status} if status != 200 else {})
 
 
 def error_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -258,7 +260,7 @@ class Replayed(NamedTuple):
 def replayed(answer: Answer, call: ModelCall) -> Replayed:
     """What the SDK is given in place of the provider's response."""
     error = answer.error or {}
-    status, headers = answer.meta.get("status", 200), dict(answer.meta.get("headers") or {})
+    status, headers = answer.meta.get("httpStatus", 200), dict(answer.meta.get("headers") or {})
     if answer.chunks is not None:
         chunks = [chunk_bytes(chunk) for chunk in answer.chunks]
         gaps = tuple(answer.meta.get("gapsMs", ()))
