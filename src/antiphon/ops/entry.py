@@ -167,13 +167,18 @@ def call_entry(
         return value
     import asyncio
 
+    left: list[BaseException] = []
+
     async def finish() -> Any:
         scope.adopt()
         try:
             found = await value
         except BaseException as error:
             await origin.settle(end(None, error))
-            raise
+            if not isinstance(error, (SystemExit, KeyboardInterrupt)):
+                raise
+            left.append(error)  # as the task's own exception it would stop the loop, and be logged as never retrieved
+            return None
         await origin.settle(end(found, None))
         return found
 
@@ -187,6 +192,9 @@ def call_entry(
         return task.result()
 
     try:
-        return asyncio.run(finish() if stuck is None else watch())
+        result = asyncio.run(finish() if stuck is None else watch())
     finally:
         origin.wait(GRACE_S)
+    if left:
+        raise left[0]
+    return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -77,7 +78,9 @@ def test_run_of_an_agent_that_fails(antiphon: Command) -> None:
 
 
 @pytest.mark.parametrize("entry", ["leave", "leave_later"])
-def test_run_of_an_agent_that_leaves_with_an_exit_code(antiphon: Command, entry: str) -> None:
+def test_run_of_an_agent_that_leaves_with_an_exit_code(
+    antiphon: Command, entry: str, caplog: pytest.LogCaptureFixture
+) -> None:
     done = antiphon("run", f"agent.py:{entry}", "--input", "7")
     assert done.code == 7
     assert "failed with exit code 7" in done.err
@@ -95,6 +98,8 @@ def test_run_of_an_agent_that_leaves_with_an_exit_code(antiphon: Command, entry:
     again = antiphon("replay", "latest", "--strict", "--json")
     assert (again.code, again.json["verdict"]) == (0, "pass"), again
     assert antiphon("run", f"agent.py:{entry}", "--input", "7", "--json").json["exitCode"] == 7
+    gc.collect()
+    assert not [told for told in caplog.records if told.name == "asyncio"]  # no task's exception is left behind
 
 
 @pytest.mark.parametrize("given", ["0", "null"])
