@@ -225,6 +225,15 @@ class RunScope:
         """Whether events of this run are written."""
         return self.write is not None
 
+    def unquoted(self, text: str) -> str:
+        """What an exception says, for an event: as it is where redaction hides the secrets it quotes, else without."""
+        if not self.quoted:
+            return text
+        from antiphon.redact import without_values
+
+        shown = str(self.present(text, "")[0])
+        return text if without_values(shown, self.quoted) == shown else without_values(text, self.quoted)
+
     def activate(self) -> Entered:
         """Make this run current in this context; :meth:`deactivate` ends it."""
         _lineage.install()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -13,6 +14,7 @@ from antiphon._gateway.outcome import Outcome
 from antiphon._scope import RunScope, Site, _cursor, current_scope
 from antiphon.contract.events import PSEUDONYMS, UNSERIALISABLE
 from antiphon.contract.spec import ToolSpec
+from antiphon.decide.classify import MESSAGE_LIMIT
 from antiphon.errors import AntiphonError, class_name
 from antiphon.ports import Attempt, Row, Store
 
@@ -190,7 +192,7 @@ class RunEntry:
             if outcome.code == "denied":
                 said = {"code": outcome.code, "message": outcome.message, "reason": outcome.reason}
                 return {"outcome": "denied", "error": said}
-            return {"outcome": "error", "error": error_of(outcome)}
+            return {"outcome": "error", "error": self._error(outcome)}
         if self._streamed(outcome):
             return {"outcome": "ok", "value": {"chunks": len(outcome.value)}}
         if outcome.metadata is not None and "answeredBy" in outcome.metadata:  # it comes from a recording
@@ -198,6 +200,19 @@ class RunEntry:
         if outcome.payload is not None:
             return {"outcome": "ok", "value": orjson.Fragment(outcome.payload)}
         return {"outcome": "ok", "value": recordable(outcome.value)}
+
+    def _error(self, outcome: Outcome) -> dict[str, Any]:
+        """How the call failed. The exception's own message is kept whole, so that a replay raises the same."""
+        error, exception = error_of(outcome), outcome.exception
+        if exception is None or isinstance(exception, AntiphonError) or error.get("bare"):
+            return error
+        from antiphon.redact import without_values
+
+        with suppress(Exception):
+            text = str(exception)
+            if outcome.message == without_values(text[:MESSAGE_LIMIT], self.scope.quoted):  # else it is our sentence
+                error["message"] = self.scope.unquoted(text)
+        return error
 
     def _meta(self, outcome: Outcome, took: float, attempts: Sequence[Attempt]) -> dict[str, Any]:
         meta: dict[str, Any] = {"status": outcome.status, "attempts": outcome.attempts, "durationMs": took}

@@ -23,7 +23,6 @@ from antiphon._saga import Core, Saga
 from antiphon._scope import Entered, RunScope
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
-from antiphon.redact import without_values
 
 active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
 """The run of this context."""
@@ -278,9 +277,7 @@ class Run:
         return text
 
     def _unquoted(self, said: dict[str, Any]) -> dict[str, Any]:
-        """What an exception says, without the secrets that calls of this run were given."""
-        quoted = self.scope.quoted
-        return {**said, "message": without_values(str(said["message"]), quoted)} if quoted else said
+        return {**said, "message": self.scope.unquoted(str(said["message"]))}
 
     def note(self, kind: str, payload: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
         """Write an event of *kind* at the current place."""

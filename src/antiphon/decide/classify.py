@@ -31,7 +31,7 @@ from antiphon.errors import AntiphonError, InvalidInput, Refused
 __all__ = ["Failure", "Kind", "Phase", "Vote", "classify", "is_control_flow", "timed_out"]
 
 _DEPTH = 8
-_MESSAGE_LIMIT = 2_000
+MESSAGE_LIMIT = 2_000
 
 
 def is_control_flow(exc: BaseException) -> bool:
@@ -259,7 +259,7 @@ def _message(exc: BaseException) -> str:
     with suppress(Exception):
         text = str(exc)
         if text:
-            return text[:_MESSAGE_LIMIT]
+            return text[:MESSAGE_LIMIT]
     return type(exc).__name__
 
 

@@ -21,7 +21,16 @@ from antiphon.config.model import Config, PriceSection
 from antiphon.config.wiring import ConfigLike, blobs_of, key_ring_of, resolve, rules_of, store_from
 from antiphon.contract.events import UNSERIALISABLE, Event, RunManifest, is_masked
 from antiphon.errors import ConfigError, InvalidInput, NotFound
-from antiphon.ops.entry import AGENT_MARK, arguments_of, call_entry, check_arguments, is_arguments, load_entry, name_of
+from antiphon.ops.entry import (
+    AGENT_MARK,
+    arguments_of,
+    by_name,
+    call_entry,
+    check_arguments,
+    is_arguments,
+    load_entry,
+    name_of,
+)
 from antiphon.ports import Blobs, Clock, Invoker, Listener, Row, Store, SyncJournal
 
 if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
@@ -216,6 +225,9 @@ class Antiphon:
 
             policy = settings_of(self.config).loop
             charge_models(recorder.scope, self.config.prices, policy, self.clock.monotonic())
+        if function is not None:  # a password that only the name of its parameter tells is known before it is written
+            told = {name: value for name, value in by_name(function, input).items() if recorder.redactor.tells(name)}
+            recorder.shown(told, "")
         run = Run(recorder, manifest, self._caller(manifest))
         run.input = input
         return run

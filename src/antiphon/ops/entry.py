@@ -121,6 +121,16 @@ def arguments_of(given: Any) -> tuple[list[Any], dict[str, Any]]:
     return ([] if given is None else [given]), {}
 
 
+def by_name(function: Callable[..., Any], given: Any) -> dict[str, Any]:
+    """The positional arguments of an input under the names of their parameters, as far as *function* names them."""
+    args, _ = arguments_of(given)
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # code that does not tell
+        return {}
+    return dict(zip(parameters, args, strict=False))
+
+
 def check_arguments(target: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
     """Input that does not fit is a mistake of the caller, not a run of the agent that failed."""
     try:

@@ -147,6 +147,10 @@ class Redactor:
         field = self._names[name]
         return field.kind if field is not None and field.mode == "secret" else None
 
+    def tells(self, name: str) -> bool:
+        """Whether a name says what kind of value it has."""
+        return self._names[name] is not None
+
     def stand_in(self, kind: str, value: str) -> str:
         """What stands for *value*."""
         return self.stand_ins.of(kind, value)

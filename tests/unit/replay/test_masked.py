@@ -433,3 +433,59 @@ def test_a_run_whose_name_is_masked_replays() -> None:
     assert "zaphod" not in run.manifest.name
     assert antiphon.replay(run, app=app, mode="strict", function=lambda: "done", keep=False).divergences == []
     assert not antiphon.replay(run, app=app, mode="strict", function=lambda: "not done", keep=False).passed
+
+
+QUOTED: dict[str, Callable[[str, str], str]] = {
+    "plain": lambda mail, word: f"no account for {mail} with {word}",
+    "repr": lambda mail, word: repr({"mail": mail, "password": word}),
+    "url": lambda mail, word: f"GET /?q={mail.replace('@', '%40')}&w={word} failed",
+    "long": lambda mail, word: f"{'row ' * 1_000}{mail} {word}",
+}
+
+
+@pytest.mark.parametrize("passed_on", [True, False], ids=["passed on", "run fails"])
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+@pytest.mark.parametrize("shape", QUOTED)
+def test_code_that_passes_on_what_an_exception_quotes(shape: str, store: str, passed_on: bool, tmp_path: Path) -> None:
+    app = memory_app() if store == "memory" else antiphon.Antiphon(store=SQLiteStore(tmp_path / "a.db"), config=QUIET)
+
+    @app.gateway.tool(idempotent=True, effect="read", retry={"max_attempts": 1})
+    def find(mail: str, password: str) -> None:
+        raise LookupError(QUOTED[shape](mail, password))
+
+    @app.gateway.tool(idempotent=False)
+    def report(text: str) -> str:
+        return f"reported: {text}"
+
+    def agent(mail: str, password: str) -> str:
+        try:
+            find(mail, password)
+        except LookupError as error:
+            if not passed_on:
+                raise RuntimeError(f"gave up: {error}") from None
+            return report(str(error))
+        return ""
+
+    try:
+        app.record(agent, "ada.lovelace@example.org", "hunter2hunter2")
+    except RuntimeError:
+        assert not passed_on
+    (run,) = app.journal.runs(tenant=app.tenant)
+    written = repr(app.journal.events(run.id))
+    assert "lovelace" not in written
+    assert "hunter2" not in written
+    said = antiphon.replay(run.id, app=app, mode="strict", function=agent, keep=False)
+    assert said.passed, said.text()
+
+
+def test_a_password_that_only_its_parameter_names_is_masked_in_the_input() -> None:
+    app = memory_app()
+
+    def agent(user: str, password: str, *rest: str, pin: str = "") -> str:
+        return f"{user} {password[:3]}"
+
+    run = app.record(agent, "ada", "hunter2hunter2", "more", pin="4711")
+    written = repr(app.journal.events(run.id))
+    assert "hunter2" not in written
+    assert "4711" not in written
+    assert antiphon.replay(run, app=app, mode="strict", function=agent, keep=False).passed
