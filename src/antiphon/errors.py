@@ -286,7 +286,7 @@ def is_of_script(module: str) -> bool:
 
 
 def class_name(kind: type) -> str:
-    """How the class of an exception is recorded; one of a script by the name that scripts have everywhere."""
+    """How a class is recorded; one of a script by the name that scripts have everywhere."""
     module = kind.__module__
     return f"{'__main__' if module.startswith(_SCRIPT) else module}.{kind.__qualname__}"
 
@@ -297,6 +297,13 @@ def _modules(name: str) -> list[Any]:
         return [sys.modules.get(name)]
     loaded = [module for known, module in list(sys.modules.items()) if known.startswith(_SCRIPT)]
     return [*loaded, sys.modules.get("__main__")]
+
+
+def class_named(name: str) -> type | None:
+    """The class that :func:`class_name` named so, if this process has loaded it."""
+    module, _, name = name.rpartition(".")
+    found = (getattr(place, name, None) for place in _modules(module)) if module else ()
+    return next((kind for kind in found if isinstance(kind, type)), None)
 
 
 def raised_again(error: Mapping[str, Any]) -> BaseException | None:

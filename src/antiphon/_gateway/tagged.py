@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from pathlib import Path, PurePath
 from typing import Any
 from uuid import UUID
 
@@ -42,6 +43,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "$timedelta": lambda value: timedelta(*value),
     "$decimal": Decimal,
     "$uuid": UUID,
+    "$path": Path,
     "$set": lambda value: set(untagged(value)),
     "$frozenset": lambda value: frozenset(untagged(value)),
     "$tuple": lambda value: tuple(untagged(value)),
@@ -80,6 +82,8 @@ def tagged(value: Any) -> Any:
         return _mapping(value)
     if isinstance(value, (list, tuple)):
         return [tagged(item) for item in value]
+    if isinstance(value, PurePath):
+        return {"$path": str(value)}
     return tagged(fields(value, exactly=True))
 
 

@@ -21,6 +21,7 @@ from antiphon.contract.events import (
     MASKS,
     PSEUDONYMS,
     RAW_DIGEST,
+    TYPES,
     Event,
     RunManifest,
     as_returned,
@@ -442,6 +443,10 @@ class Recording:
     def input(self) -> Any:
         """What the run was given."""
         return None if self.first is None else self.event(self.first.seq).payload.get("input")
+
+    def input_types(self) -> dict[str, str] | None:
+        """Which arguments of the input were no JSON, and their classes; ``None`` if the input is as it was."""
+        return None if self.first is None else self.event(self.first.seq).meta.get(TYPES)
 
     def output(self) -> Any:
         """The output of the run."""

@@ -95,10 +95,12 @@ class ToolResultEnvelope(Value, frozen=True, omit_defaults=True):
 
 
 def _plain(value: Any) -> Any:
-    """Models of other libraries as plain data."""
+    """Models of other libraries and paths as plain data."""
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
+    if hasattr(value, "__fspath__"):
+        return str(value)
     raise TypeError(f"objects of type {type(value).__name__} have no JSON form")
 
 

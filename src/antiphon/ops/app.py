@@ -19,10 +19,11 @@ from antiphon._gateway.owner import owner_token
 from antiphon.config.load import Loaded, load
 from antiphon.config.model import Config, PriceSection
 from antiphon.config.wiring import ConfigLike, blobs_of, key_ring_of, resolve, rules_of, store_from
-from antiphon.contract.events import UNSERIALISABLE, Event, RunManifest, is_masked
+from antiphon.contract.events import TYPES, UNSERIALISABLE, Event, RunManifest, is_masked
 from antiphon.errors import ConfigError, InvalidInput, NotFound
 from antiphon.ops.entry import (
     AGENT_MARK,
+    arguments_again,
     arguments_of,
     by_name,
     call_entry,
@@ -30,6 +31,7 @@ from antiphon.ops.entry import (
     is_arguments,
     load_entry,
     name_of,
+    written_input,
 )
 from antiphon.ports import Blobs, Clock, Invoker, Listener, Row, Store, SyncJournal
 
@@ -229,7 +231,7 @@ class Antiphon:
             told = {name: value for name, value in by_name(function, input).items() if recorder.redactor.tells(name)}
             recorder.shown(told, "")
         run = Run(recorder, manifest, self._caller(manifest))
-        run.input = input
+        run.input, run.types = written_input(input)
         return run
 
     def go_on(self, recorder: Recorder) -> None:
@@ -478,7 +480,7 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
     with using(app):
         function = load_entry(target)
         if resume is not None:
-            given = _input_again(app, app._resumed(resume), given)
+            given = _input_again(app, app._resumed(resume), function, given)
         args, kwargs = arguments_of(given)
         check_arguments(target, function, args, kwargs)
         run = app.run(
@@ -498,7 +500,7 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
     return run
 
 
-def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
+def _input_again(app: Antiphon, manifest: RunManifest, function: Callable[..., Any], given: Any) -> Any:
     """The recorded input of a run that is resumed; with another one its code would ask for other effects."""
     from antiphon._recording.plain import dump
     from antiphon._recording.recorder import whole
@@ -514,6 +516,9 @@ def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
     if key is not None:
         first = Originals(key).open(first)
     recorded = first.payload.get("input")
+    if TYPES in first.meta:
+        args, kwargs = arguments_again(function, recorded, first.meta[TYPES])
+        recorded = {"args": args, "kwargs": kwargs}
     if is_masked(first) or UNSERIALISABLE.encode() in plain(recorded):
         if given is None:
             raise InvalidInput(

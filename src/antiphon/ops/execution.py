@@ -23,7 +23,7 @@ from antiphon.canonical import canonical_json
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import Divergence, InvalidInput, ReplayMiss
 from antiphon.ops.app import Antiphon, Spent, using
-from antiphon.ops.entry import arguments_of, call_entry
+from antiphon.ops.entry import arguments_again, call_entry
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import load_recording, replay_manifest
 from antiphon.ops.sandbox import Sandbox, outside, sandboxed
@@ -68,7 +68,7 @@ def execute_strictly(
     """Call *function* with the recorded input; every model, tool, clock and random answer comes from the recording."""
     recording.rewind()
     result, run = watched(app, recording, realtime=realtime, verify=verify, ask=ask)
-    args, kwargs = arguments_of(recording.input())
+    args, kwargs = arguments_again(function, recording.input(), recording.input_types())
     try:
         with run.attached(), using(app), sandboxed(sandbox, recording.manifest.id) as escapes:
             result.escapes = escapes
@@ -388,8 +388,10 @@ def execute_exploring(
     recorder.scope.encode, recorder.scope.compose = encode, compose
     recorder.scope.present, recorder.scope.shown = present, shown
     run = Run(recorder, manifest)
-    run.input = wanted.given if wanted.given is not None else recording.input()
-    args, kwargs = arguments_of(run.input)
+    run.input, run.types = (
+        (recording.input(), recording.input_types()) if wanted.given is None else (wanted.given, None)
+    )
+    args, kwargs = arguments_again(function, run.input, run.types)
     escapes: list[str] = []
     try:
         with run, using(app), sandboxed(sandbox, recording.manifest.id) as escapes:
