@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 from collections.abc import Collection
 from typing import Any, Final, NamedTuple, Self
 
@@ -34,6 +35,7 @@ _UNSEEN: Final = frozenset(
 """Characters without a picture that count as printable: fillers, joiners, variation selectors."""
 _LINK: Final = "approval link "
 _LINK_DIGITS, _LONGEST_TOKEN, _LONGEST_NAME = 32, 4096, 200
+_IS_PAGE: Final = re.compile(r"https?://[^/?#\s][^#\s]*", re.ASCII | re.IGNORECASE).fullmatch
 
 
 class SelfApproval(Refused):
@@ -131,6 +133,10 @@ class Approvals(Admin):
                 "Nobody said where the page of signed links is.",
                 hint='Set [approvals] url = "https://…/approve", the address of antiphon serve, or give url.',
                 path="$.url",
+            )
+        if not _IS_PAGE(base):
+            raise InvalidInput(
+                "The page of signed links has an address with http:// or https://, and no fragment.", path="$.url"
             )
         if not to or len(to) > _LONGEST_NAME or not to.isprintable():
             raise InvalidInput(f"Say who decides with the link, in at most {_LONGEST_NAME} characters.", path="$.to")

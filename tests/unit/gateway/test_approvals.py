@@ -17,7 +17,7 @@ from antiphon._drive import drive
 from antiphon._gateway.ids import Fingerprints
 from antiphon.cli import main
 from antiphon.contract.approval import ASKING
-from antiphon.errors import ApprovalRequired, ConfigError, NotFound
+from antiphon.errors import ApprovalRequired, ConfigError, InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.approvals import Approvals, Link, visible
 from antiphon.ports import Claimed, ClaimTemplate, StaticClaimRequest
@@ -351,6 +351,16 @@ def test_an_approval_is_found_behind_any_number_of_failed_calls(monkeypatch: pyt
     desk = _desk(store)
     assert [one["id"] for one in drive(desk.waiting())] == approvals[::-1]
     assert drive(desk.decide(approvals[0], "approve"))["state"] == "approved"
+
+
+@pytest.mark.parametrize(
+    "page", ["javascript:alert(1)//", "desk.example.com/approve", "https:///approve", "https://a b", "https://a/#top"]
+)
+def test_a_link_leads_to_a_page(page: str) -> None:
+    store = MemoryStore()
+    approval = _asked(antiphon.Gateway(store).tool("pay", idempotent=False, approve="always")(_pay([])), 1)
+    with pytest.raises(InvalidInput, match="http:// or https://"):
+        drive(_desk(store).link(approval, to="grace", url=page))
 
 
 def test_a_store_without_a_key_signs_no_links() -> None:
