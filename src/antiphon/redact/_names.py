@@ -27,6 +27,8 @@ class Field(NamedTuple):
     kind: str
     mode: str
     """``secret`` (any text), ``digits`` (numbers and short codes), ``personal`` or ``keep``."""
+    numbers: bool = False
+    """Whether an integer is a secret, too: where a user names the field."""
 
 
 KEEP = Field("", "keep")
@@ -122,7 +124,7 @@ class Names(dict[str, Field | None]):
         self._user = {_called(name): KEEP for name in rules.keep_fields}
         for rule in rules.user:
             if rule.field and (rules.personal or not rule.personal):
-                self._user[_called(rule.field)] = Field(rule.name, "secret")
+                self._user[_called(rule.field)] = Field(rule.name, "secret", numbers=True)
 
     def __missing__(self, name: str) -> Field | None:
         if len(self) >= _REMEMBERED:

@@ -425,8 +425,8 @@ class Redactor:
         return Masked.of(text, [Piece(start, len(text), self.stand_in(kind, secret), kind, secret)])
 
     def _number(self, value: int, field: Field, causes: int) -> Any:
-        """A number is a secret where only a number can be one; ``max_tokens: 5`` is none."""
-        if field.mode != "keep" and (field.kind == "password" or fits(field, str(value))):
+        """A number is a secret where only a number can be one, or a user says so; ``max_tokens: 5`` is none."""
+        if field.mode != "keep" and (field.numbers or field.kind == "password" or fits(field, str(value))):
             return self._other_number(str(value), field.kind)
         return self._integer(value, causes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -212,6 +213,28 @@ def test_a_field_of_the_user_may_have_a_name_in_any_script() -> None:
         agree({name: SECRET}, quick, thorough)
     for name in ("имя", "_", "", "gr_e", "grße", "名前"):
         assert quick.redact({name: "Anna B."}) == {name: "Anna B."}
+
+
+@pytest.mark.parametrize("number", [10_023, 7, 0, -5, 2**40])
+def test_a_field_of_the_user_may_hold_an_integer(number: int) -> None:
+    rules = Rules(user=(Rule(name="customer", field="customer_number"),))
+    quick, thorough = both(rules)
+    for value in ({"customerNumber": number}, {"customer_number": [number]}, {"a": {"customer-number": {"n": number}}}):
+        assert "[customer:" in str(quick.redact(value))
+        agree(value, quick, thorough)
+        clean, masks = quick.for_run(b"k" * 32).mask(orjson.dumps(value)) or (b"", [])
+        assert [mask.kind for mask in masks] == ["customer"]
+        assert type(next(leaf for leaf in _leaves(orjson.loads(clean)))) is int
+    other = {"number": number, "customer": True}
+    assert quick.redact(other) == other
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 # -- anything ------------------------------------------------------------------------------------------------------
