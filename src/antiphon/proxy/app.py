@@ -55,8 +55,6 @@ class Settings(NamedTuple):
     realtime: bool = False
     """Whether replayed streams keep their pauses."""
     max_body_bytes: int = 32 * 1024 * 1024
-    body_s: float = 60.0
-    """Seconds that the body of a request may take to arrive."""
     max_connections: int = 1000
     grace_s: float = 10.0
     """Seconds that calls whose client has left get to finish at the end."""
@@ -245,20 +243,16 @@ class Proxy:
             raise _too_large(most)
         chunks: list[bytes] = []
         size = 0
-        try:
-            async with asyncio.timeout(self._settings.body_s):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Gone
-                    chunks.append(message.get("body", b""))
-                    size += len(chunks[-1])
-                    if size > most:
-                        raise _too_large(most)
-                    if not message.get("more_body"):
-                        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        except TimeoutError:
-            raise Refused(408, "request_timeout", "The body took too long to arrive.") from None
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > most:
+                raise _too_large(most)
+            if not message.get("more_body"):
+                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     # -- the way out ---------------------------------------------------------------------------------------------
 

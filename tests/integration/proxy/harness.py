@@ -31,7 +31,7 @@ class Served(NamedTuple):
 
 @contextmanager
 def serving(
-    app: Antiphon, mode: Any = "record", *, models: str = "", mcp: str = "", **settings: Any
+    app: Antiphon, mode: Any = "record", *, models: str = "", mcp: str = "", body_s: float = 60.0, **settings: Any
 ) -> Iterator[Served]:
     """A proxy whose providers are all at *models*, and whose MCP server ``desk`` is at *mcp*."""
     known = {name: Upstream(name, models or "http://127.0.0.1:9") for name in ("openai", "anthropic", "gemini")}
@@ -39,7 +39,7 @@ def serving(
         known["desk"] = Upstream("desk", mcp, mcp=True)
     proxy = Proxy(app, Settings(known, mode, **settings))
     listening = socket.create_server(("127.0.0.1", 0))
-    limits = Limits(10.0, 30.0, 200)
+    limits = Limits(10.0, body_s, 30.0, 200)
     config = ServerConfig(proxy, HostSection(), limits=limits, log_config=None, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]

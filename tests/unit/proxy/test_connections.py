@@ -54,8 +54,9 @@ REQUEST = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 class Server:
     """A server without a network: its connections have a transport that notes what is sent."""
 
-    def __init__(self, app: Any, *, connections: int = 10, idle_s: float = 10) -> None:
-        self._config = ServerConfig(app, HostSection(), limits=Limits(10, idle_s, connections), log_config=None)
+    def __init__(self, app: Any, *, connections: int = 10, idle_s: float = 10, body_s: float = 10) -> None:
+        limits = Limits(10, body_s, idle_s, connections)
+        self._config = ServerConfig(app, HostSection(), limits=limits, log_config=None)
         self._config.load()
         self._state = ServerState()
 
@@ -235,3 +236,64 @@ def test_a_slow_reader_is_waited_for_and_one_that_does_not_read_is_not(left: lis
         assert list(transport.left) == []
 
     asyncio.run(serve())
+
+
+POST = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\n"
+
+
+def late(*sent: bytes, answers: int = 0) -> tuple[bytes, list[str]]:
+    """What a client gets that sends this and no more, and what the application was told; *answers* come before."""
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if len(seen) < answers:
+            seen.append("answered")
+            await send(START)
+            await send({"type": "http.response.body", "body": b"early"})
+            return
+        while (message := await receive()).get("more_body"):
+            pass
+        seen.append(message["type"])
+
+    async def serve() -> Transport:
+        protocol, transport = Server(app, body_s=0).connect()
+        for data in sent:
+            protocol.data_received(data)
+        while not transport.closed:
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        await turns()
+        return transport
+
+    return b"".join(asyncio.run(serve()).sent), seen
+
+
+@pytest.mark.parametrize("body", [b"", b"{"])
+def test_a_body_that_does_not_come_is_told_so(body: bytes) -> None:
+    got, seen = late(POST + body)
+    assert got.startswith(b"HTTP/1.1 408 ")
+    assert seen == ["http.disconnect"]
+
+
+def test_a_response_that_has_begun_is_not_mixed_with_that() -> None:
+    got, seen = late(POST, answers=1)
+    assert got.count(b"HTTP/1.1 ") == 1
+    assert got.startswith(b"HTTP/1.1 200 ")
+    assert seen == ["answered"]
+
+
+def test_a_body_that_has_come_has_no_limit_any_more() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await turns(20)
+        await send(START)
+        await send({"type": "http.response.body", "body": b"whole"})
+
+    async def serve() -> bytes:
+        protocol, transport = Server(app, body_s=0).connect()
+        protocol.data_received(POST + b"{}\n")
+        await turns(40)
+        assert not transport.closed
+        return b"".join(transport.sent)
+
+    assert asyncio.run(serve()).startswith(b"HTTP/1.1 200 ")

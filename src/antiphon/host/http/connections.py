@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ _MOST_HELD = 16_384
 _LEAST_READ = 16_384
 """Bytes that a client reads in the time that a connection may be idle; who reads less does not read."""
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
@@ -29,6 +31,8 @@ class Limits(NamedTuple):
     """What a server process allows its clients."""
 
     header_s: float
+    body_s: float
+    """Seconds that the body of a request may take to arrive."""
     idle_s: float
     connections: int
 
@@ -36,14 +40,13 @@ class Limits(NamedTuple):
     def of(cls, settings: HostSection) -> Limits:
         """The limits of *settings*; half of the descriptors stay for the store, files and providers."""
         most = settings.max_connections
-        try:
+        with contextlib.suppress(ImportError):  # there is no such limit to ask for
             import resource
-        except ImportError:  # there is no such limit to ask for
-            return cls(settings.header_timeout_s, settings.idle_timeout_s, most)
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft > 0:
-            most = max(8, min(most, soft // 2))
-        return cls(settings.header_timeout_s, settings.idle_timeout_s, most)
+
+            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if soft > 0:
+                most = max(8, min(most, soft // 2))
+        return cls(settings.header_timeout_s, settings.request_timeout_s, settings.idle_timeout_s, most)
 
 
 class Peer(tuple[str, int]):
@@ -88,26 +91,29 @@ class JoinedWrites:
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
-        self._held: list[bytes] = []
-        self._size = 0
+        self._held: bytes = b""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Hold *data* for this turn; what is large goes at once, so that a slow client pauses its writer."""
-        if not self._held:
-            self._loop.call_soon(self.flush)
-        self._held.append(data)
-        self._size += len(data)
-        if self._size >= _MOST_HELD:
+        """Hold *data* until the end of this turn, unless something is held: then both go at once.
+
+        What is large is not held, so that a slow client pauses its writer.
+        """
+        held = self._held
+        if held or len(data) >= _MOST_HELD:
+            self._held = held + data
             self.flush()
+        elif data:
+            self._held = data
+            self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Send what is held, if somebody is there."""
-        held, self._held, self._size = self._held, [], 0
+        held, self._held = self._held, b""
         if held and not self._transport.is_closing():
-            self._transport.write(held[0] if len(held) == 1 else b"".join(held))
+            self._transport.write(held)
 
     def close(self) -> None:
         """Close after what was written."""
@@ -172,6 +178,15 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._deadline is None:
             self._deadline = self.loop.call_later(self.limits.header_s, self.transport.abort)
 
+    def _expect_body(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(self.limits.body_s, self._give_up_body)
+
+    def _give_up_body(self) -> None:
+        if self.cycle is self._answered and not self.cycle.response_started:  # else another response is on its way
+            self.transport.write(_TOO_LATE)
+        self.transport.close()
+
     def _stop_waiting(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
@@ -184,6 +199,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._parse(data)
         if self.is_waiting:
             self._expect_headers()  # from the first byte on; more bytes do not buy more time
+        elif self.cycle.more_body:
+            self._expect_body()
         else:
             self._stop_waiting()
 
@@ -232,10 +249,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if not self._declines:
             self._in_head = False
+            self._stop_waiting()
             super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
+            self._stop_waiting()
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
