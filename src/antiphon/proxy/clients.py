@@ -55,6 +55,7 @@ class Gone(Exception):
 
 async def disconnected(receive: Any) -> None:
     """Wait until the client leaves, or has its response."""
+    await asyncio.sleep(0)  # what is under way goes first: the request to the upstream
     while (await receive())["type"] != "http.disconnect":
         pass
 

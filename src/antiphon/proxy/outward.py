@@ -60,7 +60,7 @@ class Outward:
                 request.method,
                 URL(str(request.url), encoded=True),
                 headers=CIMultiDict([(name.decode(), _text(value)) for name, value in request.headers.raw]),
-                data=request.content or None,
+                data=aiohttp.BytesPayload(request.content) if request.content else None,
                 allow_redirects=False,
                 proxy=self._proxy,
                 proxy_auth=self._proxy_auth,
