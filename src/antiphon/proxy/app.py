@@ -404,8 +404,13 @@ def _not_sent(refusal: Refusal) -> Exception:
 
 def _model_call(method: str, path: bytes, body: bytes) -> _wire.ModelCall | None:
     """What is asked of a model; nothing for a request that asks none, or in a form that cannot be read."""
-    endpoint = _wire.endpoint_of(method, unquote(path.decode("latin-1")))
+    endpoint = _endpoint(method, path)
     return None if endpoint is None else _wire.read_call(endpoint, body)
+
+
+@functools.lru_cache(maxsize=1024)
+def _endpoint(method: str, path: bytes) -> _wire.Endpoint | None:
+    return _wire.endpoint_of(method, unquote(path.decode("latin-1")))
 
 
 def _model_of(request: Request) -> str:

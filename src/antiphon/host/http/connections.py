@@ -229,7 +229,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """
         self._declines = True
         self.parser = httptools.HttpRequestParser(self)
-        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
+        lines = [b"%b: %b\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING]
         self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *lines, b"\r\n"]))
         self._declines = False
 
@@ -242,15 +242,12 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._declines:
             super().on_url(url)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head and not self._declines:  # what comes after the body is no header
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         if not self._declines:
             self._in_head = False
             self._stop_waiting()
             super().on_headers_complete()
+        self.headers = []  # for what comes after the body, which is no header
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
