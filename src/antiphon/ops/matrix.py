@@ -891,6 +891,7 @@ class Matrix:
             "stopped": self.stopped,
             "variants": self.lanes(),
             "verdicts": self.verdicts(),
+            "unclear": self.unclear,
             "lowest": self.lowest(),
             "table": str(self.path),
         }

@@ -489,6 +489,7 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
         key=lambda run: min(float(one.get("score", 0.0)) for lane in cells[run].values() for one in lane),
     )
     worse = any(one["verdict"] == "worse" for one in verdicts)
+    unclear = [str(name) for name in result.get("unclear") or ()]
     said = [
         f"{one['variant']} beside {one['comparedWith']}: {one['verdict']} ({one['difference'] * 100:+.1f} points in "
         f"{one['pairs']} pairs, {one['leftOut']} left out; margin {float(result['margin']) * 100:g} points, "
@@ -526,9 +527,9 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
         "title": f"{result['runs']} runs × {len(lanes)} variants",
         "line": str(result["id"]),
         "badge": "worse" if worse else ", ".join(dict.fromkeys(str(one["verdict"]) for one in verdicts)),
-        "good": not worse,
+        "good": not worse and not unclear,
         "note": "",
-        "reasons": [],
+        "reasons": [f"Undecided, and cells failed: {', '.join(unclear)}."] if unclear else [],
         "parts": [part for part in parts if part],
     }
 

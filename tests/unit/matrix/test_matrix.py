@@ -192,6 +192,9 @@ def test_cells_that_fail_and_leave_it_undecided_are_no_success(agent: Agent) -> 
     assert [one["verdict"] for one in result.verdicts()] == ["undecided", "undecided"]
     assert result.unclear == ["new"]
     assert result.exit_code == 1
+    assert result.to_wire()["unclear"] == ["new"]
+    assert not result.view()["good"]
+    assert result.view()["reasons"] == ["Undecided, and cells failed: new."]
     assert "    3 x model_failed: The model could not be asked: no such model" in result.text().splitlines()
     assert f"antiphon matrix --resume {plan.id}" in result.text()
     assert [lane["badRows"] for lane in result.lanes()] == [
@@ -202,6 +205,7 @@ def test_cells_that_fail_and_leave_it_undecided_are_no_success(agent: Agent) -> 
     agent.provider.broken = set()
     again = plan.run()
     assert (again.unclear, again.exit_code) == ([], 0), "undecided because there are few runs"
+    assert again.view()["good"]
     assert "failed" not in again.text()
 
 
