@@ -82,7 +82,7 @@ def question(call: GuardedCall, now_ms: int) -> tuple[Approval, Settlement]:
         asker=call.place[1],
         asked_at_ms=now_ms,
         expires_at_ms=now_ms + ttl_ms,
-        arguments=plan.results.asked(call.key, plan.approving.asked(call.arguments)),
+        arguments=plan.results.asked(call.key, plan.approving.shown(call.arguments)),
         shown_in=call.options.shown_in,
     )
     message = outcomes.approval_required(plan.name, approval.id).message
@@ -177,7 +177,7 @@ def view(call: GuardedCall, approval: Approval) -> dict[str, Any]:
         "approvalId": approval.id,
         "tool": plan.name,
         "description": plan.tool.spec.description,
-        "arguments": plan.results.told(plan.approving.asked(call.arguments)),
+        "arguments": plan.results.told(plan.approving.shown(call.arguments)),
         "asker": approval.asker,
         "session": call.place[0],
         "policy": approval.policy,

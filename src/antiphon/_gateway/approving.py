@@ -17,6 +17,9 @@ from antiphon.keys import exact_params
 
 log = logging.getLogger("antiphon.gateway")
 
+MAY_CHANGE = "(may change)"
+"""Among the arguments that a person is shown: those of ``approve_ignore``."""
+
 
 class Approving:
     """What one tool declares about approval, settled with the policies of the configuration."""
@@ -50,8 +53,14 @@ class Approving:
             return True
 
     def asked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """What a person is shown: the arguments, and the defaults of the others."""
+        """What is asked about: the arguments, and the defaults of the others."""
         return arguments | {name: value for name, value in self._defaults.items() if name not in arguments}
+
+    def shown(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What a person is shown of it: those that the approval does not bind stand apart."""
+        given = self.asked(arguments)
+        free = {name: given.pop(name) for name in self._spec.approve_ignore if name in given}
+        return {**given, MAY_CHANGE: free} if free else given
 
     def bound_to(self, key: str, arguments: dict[str, Any]) -> str:
         """What the digest of an approval is made from: the intent, and the exact arguments after defaults."""

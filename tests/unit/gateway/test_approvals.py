@@ -353,6 +353,21 @@ def test_an_approval_is_found_behind_any_number_of_failed_calls(monkeypatch: pyt
     assert drive(desk.decide(approvals[0], "approve"))["state"] == "approved"
 
 
+def test_what_may_change_after_an_approval_stands_apart() -> None:
+    store, told = MemoryStore(), list[dict[str, Any]]()
+    gateway = antiphon.Gateway(store)
+
+    @gateway.tool(idempotent=False, approve="always", approve_ignore=["trace", "note"], approver=told.append)
+    def pay(to: str, amount: int = 5, trace: str = "", note: str = "") -> str:
+        return "paid"
+
+    with pytest.raises(ApprovalRequired) as caught:
+        pay("ada", trace="t-1")
+    wanted = {"to": "ada", "amount": 5, "(may change)": {"trace": "t-1", "note": ""}}
+    assert json.loads(drive(_desk(store).show(caught.value.approval_id))["arguments"]) == wanted
+    assert json.loads(told[0]["arguments"]) == wanted
+
+
 @pytest.mark.parametrize(
     "page", ["javascript:alert(1)//", "desk.example.com/approve", "https:///approve", "https://a b", "https://a/#top"]
 )
