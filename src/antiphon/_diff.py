@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from enum import Enum
 from itertools import zip_longest
@@ -40,6 +40,8 @@ ABSENT: Final = Absent.token
 
 Op = Literal["=", "-", "+"]
 _PLAIN_NAME = re.compile(r"[^\W\d]\w*")
+_NAMES = re.compile(r"""(?<=[.$\]])\.?([^\W\d]\w*)|\[['"](.*?)['"]\]""", re.DOTALL)
+"""Names in a path."""
 _PIECES = re.compile(r"\w+|\s+|[^\w\s]")
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 _MAX_WORK = 4_000_000
@@ -60,6 +62,13 @@ class FieldDiff(NamedTuple):
     def of(cls, wire: Mapping[str, Any]) -> FieldDiff:
         """One read from its JSON form."""
         return cls(str(wire.get("path", "?")), wire.get("recorded", ABSENT), wire.get("current", ABSENT))
+
+    def shown(self, view: Callable[[Any, str], Any]) -> FieldDiff:
+        """The same for people to see: *view* masks a value by the name that it stands under."""
+        sides = [self.left, self.right]
+        for name in _NAMES.findall(self.path):
+            sides = [side if side is ABSENT else view(side, name[0] or name[1]) for side in sides]
+        return FieldDiff(self.path, *sides)
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form; an absent side has no entry."""

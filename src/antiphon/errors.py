@@ -300,10 +300,15 @@ def _modules(name: str) -> list[Any]:
 
 
 def class_named(name: str) -> type | None:
-    """The class that :func:`class_name` named so, if this process has loaded it."""
-    module, _, name = name.rpartition(".")
-    found = (getattr(place, name, None) for place in _modules(module)) if module else ()
-    return next((kind for kind in found if isinstance(kind, type)), None)
+    """The class that :func:`class_name` named so, if this process has loaded it, inside of others or not."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        for place in _modules(".".join(parts[:cut])):
+            for part in parts[cut:]:
+                place = getattr(place, part, None)
+            if isinstance(place, type):
+                return place
+    return None
 
 
 def raised_again(error: Mapping[str, Any]) -> BaseException | None:

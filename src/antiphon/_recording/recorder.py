@@ -256,7 +256,7 @@ _OUR_OTHERS = frozenset({"entry", "status"})
 """In all other events a name may be anything that people write."""
 OUR_META = frozenset(
     "requestId keyFingerprint idempotent callId effect status attempts durationMs fromCache breakerState gapMs tries"
-    " afterEnd orphan usage stopReason stream transport matchedOn ageMs masks sealed blobs pseudonyms types".split()
+    " afterEnd orphan usage stopReason stream transport matchedOn ageMs masks sealed blobs pseudonyms given".split()
 )
 """The same for ``meta``."""
 

@@ -21,7 +21,7 @@ from antiphon._recording.plain import dump, exact_output
 from antiphon._recording.recorder import Recorder
 from antiphon._saga import Core, Saga
 from antiphon._scope import Entered, RunScope
-from antiphon.contract.events import TYPES, Event, RunManifest
+from antiphon.contract.events import GIVEN, Event, RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
 
 active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
@@ -114,8 +114,8 @@ class Run:
         self._ended = False
         self.output: Any = None
         self.input: Any = None
-        self.types: dict[str, str] | None = None
-        """Which arguments of the input are no JSON, and their classes, if the input is written for a replay to read."""
+        self.given: dict[str, Any] | None = None
+        """How the arguments of the input are written, where they are no JSON."""
         self.error: BaseException | None = None
         self._facts: dict[str, Any] = {}
 
@@ -158,7 +158,7 @@ class Run:
         recorder = self._recorder
         self._manifest = recorder.clean_manifest(self._manifest)
         recorder.journal.open_run(self._manifest)
-        meta = {} if self.types is None else {TYPES: self.types}
+        meta = {} if self.given is None else {GIVEN: self.given}
         recorder.journal.append(self.id, (recorder.encode("run.started", None, payload, meta),))
 
     def __enter__(self) -> Run:

@@ -144,10 +144,12 @@ class Observer:
         """A live value as the recording would show it: plain JSON, without secrets."""
         return self._present(value)
 
-    def add(self, found: DivergenceFound) -> None:
+    def add(self, found: DivergenceFound) -> DivergenceFound:
+        """Note a difference; as it is returned it may be shown: a name that makes a value a secret is in its path."""
+        found = found._replace(fields=tuple(diff.shown(self.recording.view) for diff in found.fields))
         if self.late is not None:
             self.late(found.message())
-            return
+            return found
         self.total += 1
         if self._first is None and found.kind in _ON_THE_WAY:
             expected = self.recording.lanes.get(found.lane, ())
@@ -157,6 +159,7 @@ class Observer:
             if self.recording.is_ambiguous(found.lane):
                 found = found._replace(note=f"{found.note}; {_AMBIGUOUS}".removeprefix("; "))
             self.divergences.append(found)
+        return found
 
     def untouched(self) -> None:
         """Report what was changed in the recording after it was written."""
@@ -278,7 +281,8 @@ class Observer:
             self.add(DivergenceFound(kind, recorded.lane, place, recorded.seq, words, tuple(differences)))
         elif row.type == "call.started":
             left = {name: recorded.payload.get(name) for name in NOTES_ONLY}
-            self.notes += diff_values(left, {name: payload.get(name) for name in NOTES_ONLY}, limit=5)
+            noted = diff_values(left, {name: payload.get(name) for name in NOTES_ONLY}, limit=5)
+            self.notes += [diff.shown(self.recording.view) for diff in noted]
 
     def output_is_known(self, payload: Mapping[str, Any], lane: str, at: int, seq: int, what: str) -> None:
         """Report an output that may be another one, because a part of it has no form in a recording."""
@@ -323,9 +327,8 @@ class Observer:
             None if near is None else near.started,
             note,
         )
-        self.add(found)
         self._silent.add(site.lane)
-        return found
+        return self.add(found)
 
     def _candidates(self, call: Invocation) -> list[RecordedCall]:
         """Recorded calls worth comparing: the same lane first, then unused ones of that name, then any."""

@@ -18,10 +18,10 @@ from antiphon._drive import AFTER, was_given_up
 from antiphon._replay.masks import MaskRules, NotCompared
 from antiphon.canonical import canonical_digest, is_plain
 from antiphon.contract.events import (
+    GIVEN,
     MASKS,
     PSEUDONYMS,
     RAW_DIGEST,
-    TYPES,
     Event,
     RunManifest,
     as_returned,
@@ -126,7 +126,7 @@ class Recording:
         """Digest of a call's arguments as they were -> the recorded one, made from pseudonyms."""
         self.is_old: bool = bool(manifest.salt)
         """Made by release 0.1.0: it holds placeholders, and what stood there is lost."""
-        self.view: Callable[[Any], Any] = _as_it_is
+        self.view: Callable[..., Any] = _as_it_is
         """Masks what a report says of live and recorded values."""
         self.calls: dict[tuple[str, str, str, int], RecordedCall] = {}
         self.by_name: dict[str, list[RecordedCall]] = {}
@@ -444,16 +444,16 @@ class Recording:
         """What the run was given."""
         return None if self.first is None else self.event(self.first.seq).payload.get("input")
 
-    def input_types(self) -> dict[str, str] | None:
-        """Which arguments of the input were no JSON, and their classes; ``None`` if the input is as it was."""
-        return None if self.first is None else self.event(self.first.seq).meta.get(TYPES)
+    def given(self) -> dict[str, Any] | None:
+        """How the arguments of the input were written; ``None`` if they are all as they were."""
+        return None if self.first is None else self.event(self.first.seq).meta.get(GIVEN)
 
     def output(self) -> Any:
         """The output of the run."""
         return None if self.last is None else as_returned(self.event(self.last.seq).payload.get("output"))
 
 
-def _as_it_is(value: Any) -> Any:
+def _as_it_is(value: Any, field: str = "") -> Any:
     return value
 
 

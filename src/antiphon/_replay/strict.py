@@ -77,8 +77,7 @@ class StrictInvoker:
         why = None if call.kind == "llm" else not_kept(answer)
         if why is not None:
             lost = DivergenceFound("miss", call.site.lane, call.site.index, found.finished, call.name, note=why)
-            observer.add(lost)
-            raise self._miss(lost)
+            raise self._miss(observer.add(lost))
         return answer
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
@@ -87,8 +86,7 @@ class StrictInvoker:
             return self._recording.draws[place]
         note = "the recording has no such draw here"
         found = DivergenceFound("draw", site.lane, site.index, None, f"draw {what}", note=note)
-        self._observer.add(found)
-        raise self._miss(found)
+        raise self._miss(self._observer.add(found))
 
     def _miss(self, found: DivergenceFound) -> ReplayMiss:
         run = self._recording.manifest.id

@@ -134,8 +134,8 @@ def audit_manifest(tenant: str, workspace: str, at_ms: int = 0) -> RunManifest:
 
 
 MASKS, SEALED, BLOBS, PSEUDONYMS = "masks", "sealed", "blobs", "pseudonyms"
-TYPES = "types"
-"""In ``meta`` of a run's beginning: its input is written with tags, and these arguments were objects of classes."""
+GIVEN = "given"
+"""In ``meta`` of a run's beginning: which arguments of its input are written with tags, and which are lost."""
 OF_THE_STORE = frozenset({"keyFingerprint", "claim", "execution"})
 """Digests of raw values in ``meta``: they never leave the store (D36)."""
 """What ``meta`` says beside user data: where stand-ins are, the sealed originals, which parts are blobs, and the

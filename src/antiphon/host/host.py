@@ -63,8 +63,9 @@ from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.approval_page import where
 from antiphon.ops.approvals import Approvals, Link
-from antiphon.ops.entry import AGENT_MARK, arguments_of, is_arguments, load_entry, load_module
+from antiphon.ops.entry import AGENT_MARK, load_entry, load_module
 from antiphon.ops.gateways import listen
+from antiphon.ops.inputs import arguments_of, is_arguments
 from antiphon.ops.traffic import Traffic
 from antiphon.ports import Answer, Invocation, Journal, Row
 from antiphon.redact import secrets_in, without_values

@@ -19,20 +19,10 @@ from antiphon._gateway.owner import owner_token
 from antiphon.config.load import Loaded, load
 from antiphon.config.model import Config, PriceSection
 from antiphon.config.wiring import ConfigLike, blobs_of, key_ring_of, resolve, rules_of, store_from
-from antiphon.contract.events import TYPES, UNSERIALISABLE, Event, RunManifest, is_masked
+from antiphon.contract.events import GIVEN, UNSERIALISABLE, Event, RunManifest, is_masked
 from antiphon.errors import ConfigError, InvalidInput, NotFound
-from antiphon.ops.entry import (
-    AGENT_MARK,
-    arguments_again,
-    arguments_of,
-    by_name,
-    call_entry,
-    check_arguments,
-    is_arguments,
-    load_entry,
-    name_of,
-    written_input,
-)
+from antiphon.ops.entry import AGENT_MARK, call_entry, check_arguments, load_entry, name_of
+from antiphon.ops.inputs import Kept, arguments_again, arguments_of, by_name, is_arguments, written_input
 from antiphon.ports import Blobs, Clock, Invoker, Listener, Row, Store, SyncJournal
 
 if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
@@ -231,7 +221,8 @@ class Antiphon:
             told = {name: value for name, value in by_name(function, input).items() if recorder.redactor.tells(name)}
             recorder.shown(told, "")
         run = Run(recorder, manifest, self._caller(manifest))
-        run.input, run.types = written_input(input)
+        run.input, kept = written_input(input)
+        run.given = None if kept is None else kept.to_wire()
         return run
 
     def go_on(self, recorder: Recorder) -> None:
@@ -480,7 +471,7 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
     with using(app):
         function = load_entry(target)
         if resume is not None:
-            given = _input_again(app, app._resumed(resume), function, given)
+            given = _input_again(app, app._resumed(resume), given)
         args, kwargs = arguments_of(given)
         check_arguments(target, function, args, kwargs)
         run = app.run(
@@ -500,7 +491,7 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
     return run
 
 
-def _input_again(app: Antiphon, manifest: RunManifest, function: Callable[..., Any], given: Any) -> Any:
+def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
     """The recorded input of a run that is resumed; with another one its code would ask for other effects."""
     from antiphon._recording.plain import dump
     from antiphon._recording.recorder import whole
@@ -516,8 +507,14 @@ def _input_again(app: Antiphon, manifest: RunManifest, function: Callable[..., A
     if key is not None:
         first = Originals(key).open(first)
     recorded = first.payload.get("input")
-    if TYPES in first.meta:
-        args, kwargs = arguments_again(function, recorded, first.meta[TYPES])
+    args, kwargs, lost = arguments_again(recorded, Kept.of(first.meta.get(GIVEN)))
+    if lost and not is_masked(first):
+        raise InvalidInput(
+            f"Run {manifest.id} cannot be resumed: its {' and '.join(lost)} cannot be made again as it was. "
+            "Nothing was called.",
+            hint="Begin a new run. What can be given again: JSON, data classes, models, enums, times, paths.",
+        )
+    if GIVEN in first.meta:
         recorded = {"args": args, "kwargs": kwargs}
     if is_masked(first) or UNSERIALISABLE.encode() in plain(recorded):
         if given is None:

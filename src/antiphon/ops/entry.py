@@ -7,15 +7,12 @@ import importlib
 import importlib.util
 import inspect
 import sys
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from antiphon._scope import RunScope
-from antiphon.errors import InvalidInput, NotFound, class_name, class_named
+from antiphon.errors import InvalidInput, NotFound
 
 AGENT_MARK = "__antiphon_agent__"
 _LOOK_EVERY_S = 1.0
@@ -110,91 +107,6 @@ def _module(name: str) -> Any:
 
 
 # -- calling ---------------------------------------------------------------------------------------------------------
-
-
-def is_arguments(given: Any) -> bool:
-    """Whether the input says ``args`` and ``kwargs`` itself."""
-    return isinstance(given, dict) and bool(given) and set(given) <= {"args", "kwargs"}
-
-
-def arguments_of(given: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The input as call arguments."""
-    if is_arguments(given):
-        return list(given.get("args", [])), dict(given.get("kwargs", {}))
-    return ([] if given is None else [given]), {}
-
-
-def written_input(given: Any) -> tuple[Any, dict[str, str] | None]:
-    """An input as it is recorded, and the classes of the arguments that are no JSON; ``None`` if all of it is JSON."""
-    if not is_arguments(given):
-        return given, None
-    from antiphon._gateway import codec
-
-    args, kwargs = arguments_of(given)
-    types: dict[str, str] = {}
-
-    def written(place: str, value: Any) -> Any:
-        try:
-            form = orjson.loads(codec.encode(value))
-            if not _is_json(value):
-                kind = type(value)
-                types[place] = "" if kind.__module__ == "builtins" else class_name(kind)
-            return form
-        except (codec.NotSerialisable, RecursionError):  # recorded as far as it goes
-            return value
-
-    form: dict[str, Any] = {}
-    if "args" in given:
-        form["args"] = [written(str(place), value) for place, value in enumerate(args)]
-    if "kwargs" in given:
-        form["kwargs"] = {name: written(str(name), value) for name, value in kwargs.items()}
-    return (given, None) if not types and form == given else (form, types)
-
-
-def _is_json(value: Any) -> bool:
-    kind = type(value)
-    if kind is dict:
-        return all(type(name) is str and _is_json(item) for name, item in value.items())
-    return all(map(_is_json, value)) if kind is list else value is None or kind in (str, int, float, bool)
-
-
-def arguments_again(
-    function: Callable[..., Any], given: Any, types: Mapping[str, str] | None
-) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a recorded input as the code was given them: see :func:`written_input`.
-
-    An object is made by the annotation of its parameter, or by its class where this process has it.
-    """
-    args, kwargs = arguments_of(given)
-    if types is None:
-        return args, kwargs
-    from antiphon._gateway import codec
-
-    try:
-        hints = typing.get_type_hints(function)
-        names = list(inspect.signature(function).parameters)
-    except Exception:  # code that does not tell, annotations that name what is not there
-        hints, names = {}, []
-
-    def made(place: str, name: str, value: Any) -> Any:
-        decode: Callable[[bytes], Any] = codec.plain
-        if place in types:
-            hinted = codec.decoder(hints.get(name), name)
-            decode = codec.decoder(class_named(types[place]), name) if hinted is codec.plain else hinted
-        return codec.as_declared(decode, value)
-
-    again = [made(str(at), names[at] if at < len(names) else "", value) for at, value in enumerate(args)]
-    return again, {name: made(name, name, value) for name, value in kwargs.items()}
-
-
-def by_name(function: Callable[..., Any], given: Any) -> dict[str, Any]:
-    """The positional arguments of an input under the names of their parameters, as far as *function* names them."""
-    args, _ = arguments_of(given)
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # code that does not tell
-        return {}
-    return dict(zip(parameters, args, strict=False))
 
 
 def check_arguments(target: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:

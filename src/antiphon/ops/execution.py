@@ -23,8 +23,9 @@ from antiphon.canonical import canonical_json
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import Divergence, InvalidInput, ReplayMiss
 from antiphon.ops.app import Antiphon, Spent, using
-from antiphon.ops.entry import arguments_again, call_entry
+from antiphon.ops.entry import call_entry
 from antiphon.ops.gateways import declared
+from antiphon.ops.inputs import Kept, arguments_again
 from antiphon.ops.runs import load_recording, replay_manifest
 from antiphon.ops.sandbox import Sandbox, outside, sandboxed
 from antiphon.ops.side_effects import Known
@@ -68,7 +69,7 @@ def execute_strictly(
     """Call *function* with the recorded input; every model, tool, clock and random answer comes from the recording."""
     recording.rewind()
     result, run = watched(app, recording, realtime=realtime, verify=verify, ask=ask)
-    args, kwargs = arguments_again(function, recording.input(), recording.input_types())
+    args, kwargs, lost = arguments_again(recording.input(), Kept.of(recording.given()))
     try:
         with run.attached(), using(app), sandboxed(sandbox, recording.manifest.id) as escapes:
             result.escapes = escapes
@@ -95,6 +96,9 @@ def execute_strictly(
         place = len(recording.lanes.get("0", ()))
         seq = None if recording.last is None else recording.last.seq
         observer.add(DivergenceFound("error", "0", place, seq, "run.finished", note=result.error.message))
+    if lost and observer.divergences:
+        note = f"{' and '.join(lost)} cannot be made again as it was: the code got its JSON form"
+        observer.add(DivergenceFound("uncompared", "0", 0, 0, "the input", note=note))
     observer.finish()
     close(result, run)
     return result
@@ -388,10 +392,8 @@ def execute_exploring(
     recorder.scope.encode, recorder.scope.compose = encode, compose
     recorder.scope.present, recorder.scope.shown = present, shown
     run = Run(recorder, manifest)
-    run.input, run.types = (
-        (recording.input(), recording.input_types()) if wanted.given is None else (wanted.given, None)
-    )
-    args, kwargs = arguments_again(function, run.input, run.types)
+    run.input, run.given = _input_of(recording, wanted)
+    args, kwargs, _ = arguments_again(run.input, Kept.of(run.given))
     escapes: list[str] = []
     try:
         with run, using(app), sandboxed(sandbox, recording.manifest.id) as escapes:
@@ -403,6 +405,10 @@ def execute_exploring(
     spent = Spent(app.config.prices)
     replayed = load_recording(app, fresh if fresh is not None else run.manifest, seen=spent.add)
     return Explored(run, replayed, invoker, escapes, spent)
+
+
+def _input_of(recording: Recording, wanted: Exploration) -> tuple[Any, dict[str, Any] | None]:
+    return (recording.input(), recording.given()) if wanted.given is None else (wanted.given, None)
 
 
 def _go_on(app: Antiphon, recorder: Recorder, invoker: ExploreInvoker, manifest: RunManifest) -> None:

@@ -420,7 +420,9 @@ def explore_report(
     reviewed: Mapping[str, bool],
 ) -> dict[str, Any]:
     """The report of a B replay; also kept with its run."""
-    invoker = explored.invoker
+    invoker, replayed = explored.invoker, explored.recording
+    for call in replayed.calls.values():  # what only a name makes a secret is known to the report from here on
+        recording.view(replayed.arguments(call))
     answered = [call for call in recording.top_calls() if call.used]
     scored = score_runs(
         app,

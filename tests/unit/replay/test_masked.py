@@ -489,3 +489,27 @@ def test_a_password_that_only_its_parameter_names_is_masked_in_the_input() -> No
     assert "hunter2" not in written
     assert "4711" not in written
     assert antiphon.replay(run, app=app, mode="strict", function=agent, keep=False).passed
+
+
+@pytest.mark.parametrize("where", ["argument", "below a name", "output", "short"])
+def test_a_secret_that_only_its_name_marks_is_masked_where_the_replay_differs(where: str) -> None:
+    app, word = memory_app(), "1234" if where == "short" else "correct horse battery"
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def login(user: str, password: Any = "", credentials: Any = None) -> str:
+        return "welcome"
+
+    def agent() -> Any:
+        if where == "output":
+            return {"user": "ada", "password": word}
+        return login("ada", password={"text": word}) if where == "below a name" else login("ada", password=word)
+
+    run = app.record(agent)
+    word = "4711" if where == "short" else "Zx9!quokkaTree77 " * 8
+    report = antiphon.replay(run, app=app, mode="strict", function=agent)
+    assert not report.passed
+    told = f"{report.text()}{report.to_wire()}{report.html()}"
+    kept = "".join(str(app.journal.events(one.id)) for one in app.journal.runs(tenant=app.tenant))
+    assert word.strip() not in told + kept
+    assert "quokka" not in told + kept
+    assert "[password:" in told or "[secret:" in told or "[credentials:" in told, told
