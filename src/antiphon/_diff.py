@@ -65,9 +65,10 @@ class FieldDiff(NamedTuple):
 
     def shown(self, view: Callable[[Any, str], Any]) -> FieldDiff:
         """The same for people to see: *view* masks a value by the name that it stands under."""
+        names = [plain or quoted for plain, quoted in _NAMES.findall(self.path)]
         sides = [self.left, self.right]
-        for name in _NAMES.findall(self.path):
-            sides = [side if side is ABSENT else view(side, name[0] or name[1]) for side in sides]
+        for name in names or [""]:
+            sides = [side if side is ABSENT else view(side, name) for side in sides]
         return FieldDiff(self.path, *sides)
 
     def to_wire(self) -> dict[str, Any]:

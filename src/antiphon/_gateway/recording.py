@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +18,8 @@ from antiphon.decide.classify import MESSAGE_LIMIT
 from antiphon.errors import AntiphonError, class_name
 from antiphon.ports import Attempt, Row, Store
 
+SAID = "said"
+"""In a recorded failure whose message is ours: the message of the tool's own exception."""
 _SMALL = 16_384
 """Larger results are encoded by the recorder, which may spill them."""
 
@@ -210,8 +212,9 @@ class RunEntry:
 
         with suppress(Exception):
             text = str(exception)
-            if outcome.message == without_values(text[:MESSAGE_LIMIT], self.scope.quoted):  # else it is our sentence
-                error["message"] = self.scope.unquoted(text)
+            is_own = outcome.message in (text, without_values(text[:MESSAGE_LIMIT], self.scope.quoted))
+            if text:  # where the message is a sentence of ours, it stands beside
+                error["message" if is_own else SAID] = self.scope.unquoted(text)
         return error
 
     def _meta(self, outcome: Outcome, took: float, attempts: Sequence[Attempt]) -> dict[str, Any]:
@@ -268,10 +271,12 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
     name = class_name(type(exception)) if exception is not None else ""
     number: Any = getattr(exception, "code", None)
     bare = exception is not None and outcome.message == type(exception).__name__ and not str(exception)
+    recorded: Mapping[str, Any] = {}
     if isinstance(exception, AntiphonError) and "recorded" in exception.data:  # a replay's stand-in
         recorded = exception.data["recorded"]
         name, number, bare = str(recorded.get("class", "")), recorded.get("number"), bool(recorded.get("bare"))
     coded = {"number": number} if type(number) is int else {}  # the code of a protocol
+    said = {} if recorded.get(SAID) is None else {SAID: recorded[SAID]}
     without = {"bare": True} if bare else {}  # the message is the name of the class
     return {
         "class": name,
@@ -282,4 +287,5 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
         "terminal": outcome.terminal,
         **coded,
         **without,
+        **said,
     }

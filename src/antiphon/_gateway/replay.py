@@ -13,6 +13,7 @@ from antiphon._gateway import codec, results
 from antiphon._gateway.approval import needed
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.outcome import Outcome, approval_in, failed, said_in
+from antiphon._gateway.recording import SAID
 from antiphon._gateway.settlement import refused
 from antiphon._gateway.steps import DONE, Append, Ask, GivenUp, Step
 from antiphon.contract.approval import REQUIRED
@@ -135,7 +136,9 @@ def _outcome(answer: Answer, tool: str) -> Outcome:
             retriable=bool(error.get("retriable", False)),
             reason=str(error.get("reason", "")),
         )
-        said = said_in(outcome.message, tool) if code == "outcome_unknown" else None
+        said = error.get(SAID)
+        if said is None and code == "outcome_unknown":  # recorded by an earlier release
+            said = said_in(outcome.message, tool)
         outcome.exception = raised_again(error if said is None else {**error, "message": said})
     outcome.from_cache = answer.source != "live"
     outcome.metadata = {"answeredBy": answer.source}

@@ -146,7 +146,7 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
         found: dict[str, Any] = {
             "run": recording.manifest.id,
             "answered": recording.answered,
-            "divergences": [found.to_wire(recording.manifest.id) for found in result.divergences],
+            "divergences": recording.view([found.to_wire(recording.manifest.id) for found in result.divergences]),
             "divergenceCount": result.observer.total,
             "escapes": list(tried),
         }

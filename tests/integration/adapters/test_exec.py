@@ -95,6 +95,9 @@ def test_a_divergence_is_exit_code_1(program: Program) -> None:
     assert "the recording has no answer for this model request" in changed.stderr
     assert "1 divergence ·" in changed.stderr
     assert "'hi' -> 'something else'" in changed.stderr
+    secret = program.run("--replay", "latest", "--", "mail ada.lovelace@example.org", code=_PLAIN)
+    assert "-> 'mail [email:" in secret.stderr
+    assert "lovelace" not in secret.stderr + secret.stdout
 
 
 def test_a_replay_cannot_reach_the_world(program: Program) -> None:

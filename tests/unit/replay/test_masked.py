@@ -440,16 +440,28 @@ QUOTED: dict[str, Callable[[str, str], str]] = {
     "repr": lambda mail, word: repr({"mail": mail, "password": word}),
     "url": lambda mail, word: f"GET /?q={mail.replace('@', '%40')}&w={word} failed",
     "long": lambda mail, word: f"{'row ' * 1_000}{mail} {word}",
+    "full stop": lambda mail, word: f"no {mail}, {word}...",
+    "nothing": lambda mail, word: "no such account.",
+}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "read": {"idempotent": True, "effect": "read", "retry": {"max_attempts": 1}},
+    "write": {"idempotent": False},
+    "certain": {"idempotent": False, "certain_errors": (LookupError,)},
 }
 
 
 @pytest.mark.parametrize("passed_on", [True, False], ids=["passed on", "run fails"])
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("shape", QUOTED)
-def test_code_that_passes_on_what_an_exception_quotes(shape: str, store: str, passed_on: bool, tmp_path: Path) -> None:
+def test_code_that_passes_on_what_an_exception_quotes(
+    shape: str, way: str, store: str, passed_on: bool, tmp_path: Path
+) -> None:
     app = memory_app() if store == "memory" else antiphon.Antiphon(store=SQLiteStore(tmp_path / "a.db"), config=QUIET)
 
-    @app.gateway.tool(idempotent=True, effect="read", retry={"max_attempts": 1})
+    @app.gateway.tool(**WAYS[way])
     def find(mail: str, password: str) -> None:
         raise LookupError(QUOTED[shape](mail, password))
 
