@@ -52,6 +52,11 @@ def traceback_of(error: BaseException, values: Mapping[str, str] | None = None) 
     return _default().redact_text(without_values(text, values or {}))
 
 
+def redacted(text: str) -> str:
+    """*text* as it may be logged."""
+    return _default().redact_text(text)
+
+
 @functools.cache
 def _default() -> Redactor:
     from antiphon.redact import Redactor

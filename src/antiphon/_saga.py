@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, Protocol
 
 from antiphon._drive import drive
+from antiphon._late import redacted
 from antiphon._scope import RunScope, _cursor, undoing
 from antiphon.decide.classify import is_control_flow
 from antiphon.errors import Divergence, InvalidInput, SagaUndoing
@@ -189,7 +190,7 @@ class Core:
         self._to("interrupted")
         log.warning(
             "saga %r was interrupted and nothing was undone; to undo it: antiphon runs undo %s",
-            self.name,
+            redacted(self.name),
             self.scope.run_id,
         )
 
@@ -226,7 +227,7 @@ class Core:
             for saga in self._chain() if report.state == "undone" else ():
                 saga._settled = [write for write in saga._settled if write not in self._settled or saga is self]
         if report.state == "stuck":
-            log.error("%s; after that: antiphon runs undo %s", report, self.scope.run_id)
+            log.error("%s; after that: antiphon runs undo %s", redacted(str(report)), self.scope.run_id)
         return self._rows(FINISHED, finished(report))
 
     def _to(self, state: State) -> None:
@@ -349,7 +350,7 @@ class Saga:
         if _is_fine(error):
             self._write(core.close())
         elif error is not None and _undoes(error):
-            error.add_note(f"antiphon: {self._undo(_why(error))}")
+            error.add_note(f"antiphon: {redacted(str(self._undo(_why(error))))}")
         else:
             core.interrupt()
 
@@ -384,7 +385,7 @@ class Saga:
         if _is_fine(error):
             await saga._write_async(core.close())
         elif error is not None and _undoes(error):
-            error.add_note(f"antiphon: {await saga._undo_async(_why(error))}")
+            error.add_note(f"antiphon: {redacted(str(await saga._undo_async(_why(error))))}")
         else:
             core.interrupt()
 

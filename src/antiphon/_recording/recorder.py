@@ -444,6 +444,13 @@ class Recorder:
         found = self.redactor.mask(data)
         return (data, None) if found is None else (found[0], Masking(found[1], data))
 
+    def learn_from(self, other: Recorder) -> None:
+        """Know the secrets of another run, too."""
+        found = other.redactor.pseudonyms
+        for value, pseudonym in list(found.values.items()):
+            self.redactor.pseudonyms.of(found.kinds[pseudonym], value)
+        self.scope.quoted.update(other.scope.quoted)
+
     def shown(self, arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, Any]:
         """The arguments as they may be written; the digest of those that hold secrets is made from the pseudonyms."""
         data = dump(arguments)

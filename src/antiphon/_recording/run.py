@@ -175,6 +175,8 @@ class Run:
             if active_run.get() is self:  # no token: it may be another context
                 active_run.set(self._outer)
             stdin.end()
+            if self._outer is not None:  # what leaves this run, a result or an exception, may quote its secrets
+                self._outer._recorder.learn_from(self._recorder)
         if not self._ended:
             self.end(self.output, error)
 

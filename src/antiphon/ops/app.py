@@ -486,7 +486,9 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
                 run.output = call_entry(run.scope, function, args, kwargs, returned=run.end)
         except SystemExit as leaving:
             run.error = leaving if exit_code(leaving) else None
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also that the code was cancelled
             run.error = error
     return run
 

@@ -161,6 +161,8 @@ def call_entry(
         scope.adopt()
         try:
             found = await value
+        except asyncio.CancelledError:  # perhaps because another task has ended the loop: what leaves it tells
+            raise
         except BaseException as error:
             await origin.settle(end(None, error))
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
@@ -181,6 +183,10 @@ def call_entry(
 
     try:
         result = asyncio.run(finish() if stuck is None else watch())
+    except BaseException as error:
+        if not origin.returned:
+            end(None, error)
+        raise
     finally:
         origin.wait(GRACE_S)
     if left:

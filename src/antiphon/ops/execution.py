@@ -12,7 +12,7 @@ import orjson
 from antiphon._diff import diff_values
 from antiphon._recording.plain import dump, exact_output
 from antiphon._recording.resumed import EARLIER
-from antiphon._recording.run import Run, exit_code, run_error
+from antiphon._recording.run import Run, exit_code, run_error, status_of
 from antiphon._replay.explore import ExploreInvoker
 from antiphon._replay.observe import Composed, DivergenceFound, Observer, Seen
 from antiphon._replay.recording import Recording, full_name
@@ -76,7 +76,9 @@ def execute_strictly(
             result.output = call_entry(run.scope, function, args, kwargs, stuck=_Patience(result))
     except SystemExit as leaving:
         result.error = leaving if exit_code(leaving) else None
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also that the code was cancelled
         result.error = error
     observer = result.observer
     observer.escaped(result.escapes)
@@ -91,7 +93,7 @@ def execute_strictly(
         ended = run_error(result.error)
         if "recorded" in getattr(result.error, "data", {}):  # stands for an exception whose class is not at hand
             ended = {"class": ended["class"]}
-        _compare_end(recording, observer, {"status": "failed", "error": ended})
+        _compare_end(recording, observer, {"status": status_of(result.error), "error": ended})
     elif not observer.divergences:  # found on the way, such as a stream that is read on: nobody else has noted it
         place = len(recording.lanes.get("0", ()))
         seq = None if recording.last is None else recording.last.seq

@@ -84,6 +84,18 @@ async def leave_later(code):
     raise SystemExit(code)
 
 
+async def leave_in_a_task(code):
+    import asyncio
+
+    await asyncio.create_task(leave_later(code))
+
+
+async def cancel():
+    import asyncio
+
+    raise asyncio.CancelledError("no more")
+
+
 not_callable = 7
 """
 

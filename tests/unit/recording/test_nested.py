@@ -64,3 +64,32 @@ def test_a_run_that_is_closed_elsewhere_leaves_the_run_there_alone(app: antiphon
     with app.run("there") as there:
         here.__exit__(None, None, None)
         assert antiphon.current_run() is there
+
+
+@pytest.mark.parametrize("way", ["raised", "passed on", "returned"])
+def test_the_outer_run_knows_the_secrets_of_the_inner_one(app: antiphon.Antiphon, way: str) -> None:
+    @app.gateway.tool(idempotent=False)
+    def login(user: str, password: str) -> None:
+        raise LookupError(f"no {user} with {password}")
+
+    @app.gateway.tool(idempotent=False)
+    def report(text: str) -> str:
+        return "reported"
+
+    def agent() -> Any:
+        try:
+            with app.run("inner"):
+                login("ada", "Zx9!quokkaTree77")
+        except LookupError as error:
+            if way == "raised":
+                raise
+            return report(str(error)) if way == "passed on" else str(error)
+        return None
+
+    try:
+        app.record(agent)
+    except LookupError:
+        assert way == "raised"
+    runs = app.journal.runs(tenant=app.tenant)
+    assert {run.name for run in runs} == {"agent", "inner"}
+    assert "quokka" not in "".join(repr(app.journal.events(run.id)) for run in runs)
