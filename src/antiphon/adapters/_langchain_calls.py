@@ -25,7 +25,7 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.utils import convert_to_messages, convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableBinding
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphInterrupt
@@ -535,6 +535,10 @@ def _message_id(request: ToolCallRequest) -> str | None:
     return None
 
 
+_UNHEARD: RunnableConfig = {"callbacks": []}
+"""Listeners around a call hear the model that wraps the other one: they would hear everything twice."""
+
+
 class RecordedChatModel(BaseChatModel):
     """Wraps another chat model. Use :func:`chat_model`."""
 
@@ -553,7 +557,7 @@ class RecordedChatModel(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
         def call(model: Any, messages: Sequence[BaseMessage]) -> Any:
-            return model.invoke(messages, stop=stop, **options)
+            return model.invoke(messages, _UNHEARD, stop=stop, **options)
 
         said = through(ask, recording_scope(), self.inner, messages, stop, options, call)
         return ChatResult(generations=[ChatGeneration(message=said)])
@@ -562,7 +566,7 @@ class RecordedChatModel(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
         def call(model: Any, messages: Sequence[BaseMessage]) -> Any:
-            return model.ainvoke(messages, stop=stop, **options)
+            return model.ainvoke(messages, _UNHEARD, stop=stop, **options)
 
         said = await through(ask_async, recording_scope(), self.inner, messages, stop, options, call)
         return ChatResult(generations=[ChatGeneration(message=said)])
@@ -571,7 +575,7 @@ class RecordedChatModel(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> Iterator[ChatGenerationChunk]:
         def call(model: Any, messages: Sequence[BaseMessage]) -> Iterator[Any]:
-            return map(as_chunk, model.stream(messages, stop=stop, **options))
+            return map(as_chunk, model.stream(messages, _UNHEARD, stop=stop, **options))
 
         for chunk in through(stream, recording_scope(), self.inner, messages, stop, options, call, CODEC):
             yield ChatGenerationChunk(message=chunk)
@@ -580,7 +584,7 @@ class RecordedChatModel(BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         async def call(model: Any, messages: Sequence[BaseMessage]) -> AsyncIterator[Any]:
-            async for chunk in model.astream(messages, stop=stop, **options):
+            async for chunk in model.astream(messages, _UNHEARD, stop=stop, **options):
                 yield as_chunk(chunk)
 
         async for chunk in through(stream_async, recording_scope(), self.inner, messages, stop, options, call, CODEC):

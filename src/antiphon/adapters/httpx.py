@@ -298,7 +298,9 @@ class _Exchange:
     def _live(self, response: Any, log: StreamLog) -> Any:
         """The response with its stream recorded on the way."""
         source = response.stream
-        if response.headers.get("content-encoding", "identity") != "identity":  # a server that compresses all the same
+        if response.is_stream_consumed:  # JSON in place of a stream, which was read to see whether it comes
+            source = self._module.ByteStream(response.content)
+        elif response.headers.get("content-encoding", "identity") != "identity":  # it compresses all the same
             source = response.aiter_bytes() if self._asynchronous else response.iter_bytes()
         return self._again(response, _streams(self._module)[0](source, response, log))
 

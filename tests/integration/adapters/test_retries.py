@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,3 +118,51 @@ def answer(status: int, **headers: str) -> Any:
 )
 def test_when_a_request_is_sent_again(response: Any, retry: int, pause: float | None) -> None:
     assert _retries.pause_s(response, retry, 0.0, 0) == pause
+
+
+class _Json(BaseHTTPRequestHandler):
+    """Answers every request with a JSON document, over a connection that stays open."""
+
+    protocol_version = "HTTP/1.1"
+    asked = 0
+
+    def do_POST(self) -> None:
+        type(self).asked += 1
+        self.rfile.read(int(self.headers["content-length"]))
+        body = b'{"id": "1", "object": "chat.completion", "model": "m", "choices": []}'
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_json_in_place_of_a_stream_is_given_at_once(asynchronous: bool) -> None:
+    """A gateway that knows no streams, or answers with an error and status 200."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Json", (_Json,), {"asked": 0}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    options: Any = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "api_key": "none", "timeout": 20}
+    asks: Any = {"model": "m", "messages": MESSAGES, "stream": True}
+
+    async def ask() -> list[Any]:
+        client = antiphon.wrap(openai.AsyncOpenAI(**options))
+        return [chunk async for chunk in await client.chat.completions.create(**asks)]
+
+    def agent() -> str:
+        if asynchronous:
+            return str(asyncio.run(ask()))
+        return str(list(antiphon.wrap(openai.OpenAI(**options)).chat.completions.create(**asks)))
+
+    app = Antiphon(store=MemoryStore())
+    try:
+        with using(app):
+            run = app.record(agent)
+            assert antiphon.replay(run, app=app, mode="strict", function=agent, keep=False).passed
+        assert server.RequestHandlerClass.asked == 1  # type: ignore[attr-defined]
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 from langchain_core.tools import StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from antiphon import Antiphon
 from antiphon.adapters import _langchain_calls as plain
+from antiphon.adapters.langchain import protect
+from antiphon.stores import MemoryStore
 
 
 def look(query: str, limit: int = 10) -> str:
@@ -46,3 +54,24 @@ def test_what_may_change_unseen_is_written_each_time() -> None:
     given = {"type": "function", "function": {"name": "f", "parameters": {}}}
     assert plain.tool_body(given) == given
     assert plain.tool_body(look) == convert_to_openai_tool(look)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("in_run", [False, True], ids=["alone", "in a run"])
+def test_listeners_hear_a_protected_model_once(in_run: bool, asynchronous: bool) -> None:
+    model = protect(GenericFakeChatModel(messages=iter([AIMessage("hello big world")])))
+    app = Antiphon(store=MemoryStore())
+    heard: list[str] = []
+
+    class Listener(BaseCallbackHandler):
+        def on_llm_new_token(self, token: Any, **_: Any) -> None:
+            heard.append(token)
+
+    config: Any = {"callbacks": [Listener()]}
+
+    async def ask() -> list[str]:
+        return [str(chunk.content) async for chunk in model.astream("hi", config)]
+
+    with app.run("asks") if in_run else nullcontext():
+        said = asyncio.run(ask()) if asynchronous else [str(chunk.content) for chunk in model.stream("hi", config)]
+    assert "".join(said) == "".join(heard) == "hello big world"
