@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.tools import StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.graph import START, MessagesState, StateGraph
 
 from antiphon import Antiphon
 from antiphon.adapters import _langchain_calls as plain
@@ -60,18 +60,18 @@ def test_what_may_change_unseen_is_written_each_time() -> None:
 @pytest.mark.parametrize("in_run", [False, True], ids=["alone", "in a run"])
 def test_listeners_hear_a_protected_model_once(in_run: bool, asynchronous: bool) -> None:
     model = protect(GenericFakeChatModel(messages=iter([AIMessage("hello big world")])))
-    app = Antiphon(store=MemoryStore())
-    heard: list[str] = []
-
-    class Listener(BaseCallbackHandler):
-        def on_llm_new_token(self, token: Any, **_: Any) -> None:
-            heard.append(token)
-
-    config: Any = {"callbacks": [Listener()]}
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_edge(START, "model")
+    made, asked = graph.compile(), {"messages": [("user", "hi")]}
 
     async def ask() -> list[str]:
-        return [str(chunk.content) async for chunk in model.astream("hi", config)]
+        return [chunk.text async for chunk, _ in made.astream(asked, stream_mode="messages")]
 
-    with app.run("asks") if in_run else nullcontext():
-        said = asyncio.run(ask()) if asynchronous else [str(chunk.content) for chunk in model.stream("hi", config)]
-    assert "".join(said) == "".join(heard) == "hello big world"
+    with Antiphon(store=MemoryStore()).run("asks") if in_run else nullcontext():
+        said = (
+            asyncio.run(ask())
+            if asynchronous
+            else [chunk.text for chunk, _ in made.stream(asked, stream_mode="messages")]
+        )
+    assert "".join(said) == "hello big world"
