@@ -411,7 +411,7 @@ def _task_factory() -> Callable[..., Any]:
     def make(loop: Any, coroutine: Any, **options: Any) -> Any:
         context = options.get("context")
         origin = origin_var.get() if context is None else context.get(origin_var)
-        if origin is None or origin is OUTSIDE or is_tool(sys._getframe(1)):
+        if origin is None or origin is OUTSIDE or is_tool(sys._getframe(1)) or _only_waits(coroutine):
             return asyncio.Task(coroutine, loop=loop, **options)
         task = Watched(coroutine, loop=loop, **options)
         task.origin = origin
@@ -420,6 +420,17 @@ def _task_factory() -> Callable[..., Any]:
         return task
 
     return make
+
+
+def _only_waits(coroutine: Any) -> bool:
+    """Whether it is a wait for an event, a lock or a queue: frameworks have such tasks, and cancel them as it comes."""
+    if getattr(coroutine, "__qualname__", "").partition(".")[0] not in _WAITED_FOR:
+        return False
+    frame = getattr(coroutine, "cr_frame", None)
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("asyncio", "anyio")
+
+
+_WAITED_FOR = frozenset("Event Condition Lock Semaphore BoundedSemaphore Barrier Queue CapacityLimiter".split())
 
 
 def _name_of(task: Any) -> str:

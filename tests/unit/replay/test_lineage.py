@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import anyio
 import pytest
 
 import antiphon
@@ -230,3 +231,28 @@ def test_tasks_that_were_never_awaited_stay_so(shop: Shop) -> None:
     assert sorted(shop.sent) == ["a", "background"]
     assert shop.replay(run, main).passed
     assert sorted(shop.sent) == ["a", "background"]
+
+
+@pytest.mark.parametrize("waits", [asyncio.Event.wait, asyncio.Lock.acquire, anyio.Event.wait, asyncio.Queue.get])
+def test_a_framework_that_cancels_its_own_wait_is_no_divergence(shop: Shop, waits: Any) -> None:
+    """A replay answers sooner or elsewhere than the world: frameworks then cancel what they only wait with."""
+    runs: list[bool] = []
+
+    async def agent() -> str:
+        thing: Any = {"acquire": asyncio.Lock, "get": asyncio.Queue}.get(waits.__name__)
+        thing = (anyio.Event if "anyio" in waits.__module__ else asyncio.Event)() if thing is None else thing()
+        task = asyncio.create_task(thing.wait() if hasattr(thing, "wait") else getattr(thing, waits.__name__)())
+        await asyncio.sleep(0)
+        if runs:
+            task.cancel()
+        elif hasattr(thing, "set"):
+            thing.set()
+        elif hasattr(thing, "put_nowait"):
+            thing.put_nowait(1)
+        runs.append(True)
+        await asyncio.wait([task])
+        return "done"
+
+    run = shop.app.record(agent)
+    report = antiphon.replay(run, app=shop.app, mode="strict", function=agent, keep=False)
+    assert report.passed, report.text()
