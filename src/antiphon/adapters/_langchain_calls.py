@@ -54,7 +54,11 @@ log: logging.Logger = logging.getLogger("antiphon.adapters")
 
 _NAME = "langgraph"
 _KEPT = 1000
-_SETTINGS = ("temperature", "seed", "top_p", "max_tokens", "max_completion_tokens", "stop", "tool_choice")
+_SETTINGS = (
+    *("temperature", "seed", "top_p", "max_tokens", "max_completion_tokens", "stop", "tool_choice", "top_k"),
+    *("frequency_penalty", "presence_penalty", "logit_bias", "stop_sequences", "reasoning", "reasoning_effort"),
+    *("verbosity", "thinking", "effort", "model_kwargs", "extra_body"),
+)
 
 
 # -- model calls -------------------------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ def request_body(
     fields = vars(model)  # a chat model keeps its settings as fields; to ask for one it lacks is slow
     for name in _SETTINGS:
         value = fields.get(name)
-        if value is not None and isinstance(value, (bool, int, float, str, list)):
+        if isinstance(value, (bool, int, float, str, list)) or (isinstance(value, dict) and value):
             body[name] = value
     if tools:
         body["tools"] = [tool_body(tool) for tool in tools]

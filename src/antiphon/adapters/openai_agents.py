@@ -17,6 +17,8 @@ from functools import cache
 from inspect import signature
 from typing import Any, TypeVar, get_args
 
+import orjson
+
 from antiphon.adapters._need import need
 
 need("openai-agents")
@@ -37,6 +39,7 @@ from pydantic import TypeAdapter  # noqa: E402
 
 from antiphon._gateway.ids import uuid7  # noqa: E402
 from antiphon._gateway.plan import Verdict  # noqa: E402
+from antiphon._recording.plain import dump  # noqa: E402
 from antiphon._scope import current_scope  # noqa: E402
 from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._model import Asking, Codec, ask_async, recording_scope, stream_async  # noqa: E402
@@ -54,12 +57,20 @@ _SETTINGS = {
     "temperature": "temperature",
     "top_p": "top_p",
     "max_tokens": "max_output_tokens",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
     "tool_choice": "tool_choice",
     "parallel_tool_calls": "parallel_tool_calls",
     "truncation": "truncation",
+    "reasoning": "reasoning",
+    "verbosity": "verbosity",
+    "response_include": "include",
+    "top_logprobs": "top_logprobs",
+    "extra_body": "extra_body",
+    "extra_args": "extra_args",
     "store": "store",
 }
-"""Settings of the SDK -> fields of the Responses API."""
+"""Settings of the SDK -> fields of the Responses API. Those that do not decide what is answered are left out."""
 
 
 class RecordedModel(Model):
@@ -146,7 +157,7 @@ class RecordedModel(Model):
         for setting, sent_as in _SETTINGS.items():
             value = getattr(model_settings, setting, None)
             if value is not None:
-                body[sent_as] = value
+                body[sent_as] = orjson.loads(dump(value))
         if output_schema is not None and not output_schema.is_plain_text():
             schema = {"type": "json_schema", "name": output_schema.name(), "schema": output_schema.json_schema()}
             body["text"] = {"format": schema}

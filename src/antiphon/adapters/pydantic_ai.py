@@ -10,10 +10,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import orjson
 
 from antiphon.adapters._need import need
 
@@ -37,6 +40,7 @@ from pydantic_ai.usage import RequestUsage  # noqa: E402
 
 from antiphon._gateway.plan import Verdict  # noqa: E402
 from antiphon._lineage import permitted  # noqa: E402
+from antiphon._recording.plain import dump  # noqa: E402
 from antiphon._scope import RunScope  # noqa: E402
 from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._model import NATIVE, Asking, ask_async, chat_response, recording_scope  # noqa: E402
@@ -257,7 +261,10 @@ def _deferred(message: str) -> Exception:
 
 _RESPONSE: TypeAdapter[ModelResponse] = TypeAdapter(ModelResponse)
 _CONTENT: TypeAdapter[Any] = TypeAdapter(Any)
-_SETTINGS = frozenset({"temperature", "top_p", "max_tokens", "seed"})
+_LEFT_OUT = re.compile(
+    r".*timeout|max_retries|extra_headers|cache|(.*_)?(user|metadata|store|service_tier|prompt_cache.*)"
+)
+"""Settings that do not decide what is answered, or that differ between two runs that do the same."""
 
 
 def request_body(
@@ -284,8 +291,8 @@ def request_body(
         body["tools"] = [_tool(tool) for tool in tools]
     if settings:
         for name, value in settings.items():
-            if name in _SETTINGS and value is not None:
-                body[name] = value
+            if value is not None and not _LEFT_OUT.fullmatch(name):
+                body[name] = orjson.loads(dump(value))
     if parameters.output_object is not None:
         found = parameters.output_object
         schema = {"name": found.name or "output", "schema": found.json_schema}
