@@ -72,7 +72,9 @@ NOISE: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("ask", "change"), [*CHANGES, *NOISE], ids=str)
+@pytest.mark.parametrize(
+    ("ask", "change"), [pytest.param(*one, id=f"{one[0].__name__}-{'-'.join(one[1])}") for one in [*CHANGES, *NOISE]]
+)
 def test_a_setting_that_decides_the_answer_is_compared(ask: Any, change: dict[str, Any]) -> None:
     app, now = memory_app(), dict[str, Any]()
 
