@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from antiphon.errors import class_name, class_named
 
-_OBJECT, _ENUM, _ZONED = "$object", "$enum", "$zoned"
+_OBJECT, _ENUM, _ZONED, _MADE = "$object", "$enum", "$zoned", "$made"
 
 
 class Kept(NamedTuple):
@@ -109,6 +109,46 @@ def arguments_again(given: Any, kept: Kept | None) -> tuple[list[Any], dict[str,
     args = [again(str(place), f"argument {place + 1}", value) for place, value in enumerate(args)]
     named = enumerate(kwargs.items())
     return args, {name: again(f"k{place}", f"argument {name!r}", value) for place, (name, value) in named}, lost
+
+
+def packed(value: Any) -> Any:
+    """The result of a framework's tool as it is kept: an object of a data class with its class, if it comes back so."""
+    if _is_json(value) and not _is_packed(value):
+        return value
+    from antiphon._gateway import codec
+
+    try:
+        again = codec.plain(codec.encode(value))
+        if type(again) is type(value) and again == value and not _is_packed(value):
+            return value
+    except Exception:  # noqa: S110 - perhaps with its class
+        pass
+    try:
+        form = _written(value)
+        return {_MADE: form} if _written(_made(form)) == form else value
+    except Exception:  # whatever its classes raise: it is kept as far as it goes
+        return value
+
+
+def unpacked(value: Any) -> Any:
+    """What :func:`packed` was given; where its class is not loaded, as plain data."""
+    if not _is_packed(value):
+        return value
+    try:
+        return _made(value[_MADE])
+    except Exception:
+        return _fields_of(value[_MADE])
+
+
+def _is_packed(value: Any) -> bool:
+    return type(value) is dict and len(value) == 1 and _MADE in value
+
+
+def _fields_of(form: Any) -> Any:
+    """A form without the classes that it names."""
+    from antiphon._gateway.tagged import untagged
+
+    return untagged(form, {_OBJECT: lambda form, made: made(form[1]), _ENUM: lambda form, made: form[1]})
 
 
 def _is_json(value: Any) -> bool:

@@ -1,0 +1,96 @@
+"""A framework's tool may return any object: a redelivery, a resume and a replay give it as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from pydantic import BaseModel
+from pydantic_ai.messages import BinaryContent, ToolReturn
+
+import antiphon
+from antiphon.adapters._calls import GuardedTools, Place
+from antiphon.ops.inputs import packed, unpacked
+from tests.unit.replay.kit import memory_app
+
+
+class Weather(BaseModel):
+    city: str
+    day: date
+
+
+@dataclasses.dataclass
+class Row:
+    amount: Decimal
+    inner: Weather
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+WEATHER = Weather(city="Tokyo", day=date(2026, 1, 1))
+RESULTS: dict[str, Any] = {
+    "model": WEATHER,
+    "models": [WEATHER, WEATHER],
+    "dataclass": Row(Decimal("1.5"), WEATHER),
+    "enum": Colour.RED,
+    "tool return": ToolReturn("taken", content=["Here:", BinaryContent(b"\x89PNG", media_type="image/png")]),
+    "documents": ("text", [Document("page", metadata={"source": "a"})]),
+    "decimal": Decimal(1),
+    "text": "text",
+    "dict": {"a": [1, None]},
+    "looks like ours": {"$made": {"$object": ["x", {}]}},
+}
+
+
+@pytest.mark.parametrize("kind", RESULTS)
+def test_an_equal_call_gets_an_equal_result(kind: str) -> None:
+    app, made = memory_app(), list[Any]()
+    tools = GuardedTools({}, app)
+
+    def body(_: dict[str, Any]) -> Any:
+        made.append(RESULTS[kind])
+        return made[-1]
+
+    def ask() -> Any:
+        return tools.call(tools.spec("look"), {"q": 1}, Place("s", "call_1"), body)
+
+    first, again = ask(), ask()
+    assert first.value is RESULTS[kind], "the framework's own object, the first time"
+    assert (len(made), again.reused) == (1, True)
+    assert (again.value, type(again.value)) == (first.value, type(first.value))
+    assert repr(again.value) == repr(first.value)
+
+    def agent() -> str:
+        given = tools.call(tools.spec("look"), {"q": 2}, Place("s", "call_2"), body)
+        return repr(given.value)
+
+    run = app.record(agent)
+    report = antiphon.replay(run, app=app, mode="strict", function=agent, keep=False)
+    assert report.passed, report.text()
+    assert len(made) == 2
+
+
+def test_what_is_plain_stays_plain() -> None:
+    for value in ("text", 1, None, {"a": 1}, [Decimal(1)], (1, 2), b"x"):
+        assert packed(value) is value
+
+
+def test_an_object_whose_class_is_gone_comes_as_its_fields() -> None:
+    form = packed(RESULTS["dataclass"])
+    form["$made"]["$object"][0] = "gone.Row"
+    assert unpacked(form) == {"amount": Decimal("1.5"), "inner": {"city": "Tokyo", "day": date(2026, 1, 1)}}
+
+
+def test_an_object_that_cannot_be_kept_is_given_as_it_is() -> None:
+    class Local:
+        pass
+
+    value = Local()
+    assert packed(value) is value
