@@ -39,6 +39,7 @@ from antiphon.adapters._langchain_calls import (  # noqa: E402  # noqa: E402
 from antiphon.adapters._langchain_trace import trace_agent, trace_agent_invoke  # noqa: E402
 from antiphon.adapters._model import NATIVE, ask, ask_async, recording_scope  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
+from antiphon.ops.inputs import packed, unpacked  # noqa: E402
 
 __all__ = [
     "AntiphonMiddleware",
@@ -103,15 +104,16 @@ def _asking(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], A
         settings["tool_choice"] = request.tool_choice
     body = request_body(request.model, [*system, *request.messages], request.tools, settings)
     schema = getattr(request.response_format, "schema", request.response_format)
+    validate = getattr(schema, "model_validate", None)
 
     def pack(response: Any) -> dict[str, Any]:
         if isinstance(response, AIMessage):
             return pack_messages([response])
-        return pack_messages(response.result, response.structured_response)
+        structured = response.structured_response
+        return pack_messages(response.result, structured if callable(validate) else packed(structured))
 
     def unpack(value: dict[str, Any]) -> Any:
-        structured = value.get(NATIVE, {}).get("structured")
-        validate = getattr(schema, "model_validate", None)
+        structured = unpacked(value.get(NATIVE, {}).get("structured"))
         if structured is not None and callable(validate):
             structured = validate(structured)
         return ModelResponse(result=unpack_messages(value), structured_response=structured)

@@ -9,12 +9,17 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.documents import Document
+from langchain_core.language_models import FakeMessagesListChatModel
+from langchain_core.messages import AIMessage
 from pydantic import BaseModel
 from pydantic_ai.messages import BinaryContent, ToolReturn
 
 import antiphon
 from antiphon.adapters._calls import GuardedTools, Place
+from antiphon.adapters.langchain import protect
 from antiphon.ops.inputs import packed, unpacked
 from tests.unit.replay.kit import memory_app
 
@@ -94,3 +99,32 @@ def test_an_object_that_cannot_be_kept_is_given_as_it_is() -> None:
 
     value = Local()
     assert packed(value) is value
+
+
+@dataclasses.dataclass
+class Contact:
+    mail: str
+
+
+class Scripted(FakeMessagesListChatModel):
+    def bind_tools(self, tools: Any, **_: Any) -> Any:
+        return self
+
+
+@pytest.mark.parametrize("wanted", [Contact, Weather, Contact | Weather], ids=["dataclass", "model", "one of them"])
+def test_a_structured_answer_of_langchain_comes_back_as_it_was(wanted: Any) -> None:
+    app, seen = memory_app(), list[Any]()
+    one = WEATHER.model_dump(mode="json") if wanted is Weather else {"mail": "ada@example.org"}
+    call = {"name": "Weather" if wanted is Weather else "Contact", "args": one, "id": "call_1"}
+
+    def agent() -> str:
+        model = Scripted(responses=[AIMessage("", tool_calls=[call])])
+        made: Any = create_agent(model, tools=[], response_format=ToolStrategy(wanted), middleware=[protect()])
+        seen.append(made.invoke({"messages": [("user", "hi")]})["structured_response"])
+        return repr(seen[-1])
+
+    run = app.record(agent)
+    report = antiphon.replay(run, app=app, mode="strict", function=agent, keep=False)
+    assert report.passed, report.text()
+    assert seen[0] == seen[1]
+    assert type(seen[0]) is type(seen[1])
