@@ -104,6 +104,7 @@ def arguments_again(given: Any, kept: Kept | None) -> tuple[list[Any], dict[str,
             except Exception:  # noqa: S110 - a class that is not loaded, or another one by now
                 pass
             lost.append(words)
+            return _fields_of(value)
         return value
 
     args = [again(str(place), f"argument {place + 1}", value) for place, value in enumerate(args)]

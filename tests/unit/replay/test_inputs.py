@@ -245,6 +245,20 @@ def test_a_path_that_a_tool_returns_is_kept() -> None:
     assert again.to_wire()["output"]["content"] == "/tmp/a.txt"
 
 
+def test_an_object_whose_class_is_gone_comes_as_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = memory_app()
+    seen: list[Any] = []
+
+    def agent(given: Any, *, name: Any) -> str:
+        seen.append((given, name))
+        return type(given).__name__
+
+    run = app.record(agent, [ITEM], name=Colour.RED)
+    monkeypatch.setattr("antiphon.ops.inputs.class_named", lambda name: None)
+    antiphon.replay(run, app=app, mode="strict", function=agent, keep=False)
+    assert seen[1] == ([{"sku": "a-1", "price": Decimal("1.10")}], "RED")
+
+
 CHARGED: list[str] = []
 LEFT: list[bool] = []
 
