@@ -67,9 +67,10 @@ LISTED: dict[str, Any] = {
 }
 """Forms that an audit found to leak."""
 NAMED = named(Forge(4))
-PLANTED: list[tuple[str, Any]] = [(one.secret, one.text) for one in TEXTS if len(one.secret) >= 6] + [
-    (value, {name: value}) for name, value, _ in NAMED if len(value) >= 6
-]
+PLANTED: list[tuple[str, Any]] = [
+    (one.secret, one.text) for one in TEXTS if len(one.secret) >= 6 and not one.secret.startswith("cvv")
+] + [(value, {name: value}) for name, value, _ in NAMED if len(value) >= 6]
+"""Long enough not to be the pseudonym of another one by chance, as three digits are."""
 PLANTED += LISTED.items()
 
 
