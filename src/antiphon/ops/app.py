@@ -512,9 +512,9 @@ def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
     args, kwargs, lost = arguments_again(recorded, Kept.of(first.meta.get(GIVEN)))
     if lost and not is_masked(first):
         raise InvalidInput(
-            f"Run {manifest.id} cannot be resumed: its {' and '.join(lost)} cannot be made again as it was. "
+            f"Run {manifest.id} cannot be resumed: {' and '.join(lost)} cannot be restored exactly. "
             "Nothing was called.",
-            hint="Begin a new run. What can be given again: JSON, data classes, models, enums, times, paths.",
+            hint="Start a new run. Only JSON, dataclasses, models, enums, times and paths can be restored.",
         )
     if GIVEN in first.meta:
         recorded = {"args": args, "kwargs": kwargs}

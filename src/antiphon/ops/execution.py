@@ -99,7 +99,7 @@ def execute_strictly(
         seq = None if recording.last is None else recording.last.seq
         observer.add(DivergenceFound("error", "0", place, seq, "run.finished", note=result.error.message))
     if lost and observer.divergences:
-        note = f"{' and '.join(lost)} cannot be made again as it was: the code got its JSON form"
+        note = f"{' and '.join(lost)} cannot be restored exactly, so the code got plain JSON"
         observer.add(DivergenceFound("uncompared", "0", 0, 0, "the input", note=note))
     observer.finish()
     close(result, run)

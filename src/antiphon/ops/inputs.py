@@ -1,7 +1,7 @@
-"""The input of a run: as call arguments, as it is recorded, and as a replay or a resumed run gives it to the code.
+"""Values of the user's own classes in a recording: the input of a run, and the results of frameworks' tools.
 
-An argument that is JSON is recorded as it is. Any other is recorded with tags, objects of data classes with their class
-and their fields, and only if what is read back is the same: code must never go on with another input.
+JSON is recorded as it is. Anything else is recorded with tags, an object of a data class with its class and fields, and
+only if reading it back gives the same: code must never continue with a different input.
 """
 
 from __future__ import annotations

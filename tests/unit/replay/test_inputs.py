@@ -215,7 +215,8 @@ def test_what_cannot_be_made_again_is_told(kind: str, tmp_path: Path) -> None:
     assert first.payload["input"]["args"][1] == {"$decimal": "1"}, "what can be written does not suffer"
     assert "quokka" not in repr(first)
     report = antiphon.replay(run, app=app, mode="strict", function=agent, keep=False)
-    assert report.passed or "argument 1 cannot be made again as it was" in report.text(), report.text()
+    assert report.passed is (kind == "cycle"), "a list in both, whatever is in it"
+    assert report.passed or "argument 1 cannot be restored exactly" in report.text(), report.text()
     assert len(made) == 1
 
 
@@ -300,6 +301,6 @@ def test_a_run_whose_input_is_lost_is_not_resumed(tmp_path: Path) -> None:
         app.record(resumable, Client())
     (run,) = app.journal.runs(tenant=app.tenant)
     for given in (None, {"any": "input"}):
-        with pytest.raises(InvalidInput, match="argument 1 cannot be made again as it was"):
+        with pytest.raises(InvalidInput, match="argument 1 cannot be restored exactly"):
             start(app, f"{__name__}:resumable", given, resume=run.id)
     assert len(CHARGED) == 1

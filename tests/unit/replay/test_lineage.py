@@ -233,21 +233,21 @@ def test_tasks_that_were_never_awaited_stay_so(shop: Shop) -> None:
     assert sorted(shop.sent) == ["a", "background"]
 
 
-@pytest.mark.parametrize("waits", [asyncio.Event.wait, asyncio.Lock.acquire, anyio.Event.wait, asyncio.Queue.get])
+@pytest.mark.parametrize("waits", [asyncio.Event.wait, anyio.Event.wait, asyncio.Queue.get])
 def test_a_framework_that_cancels_its_own_wait_is_no_divergence(shop: Shop, waits: Any) -> None:
     """A replay answers sooner or elsewhere than the world: frameworks then cancel what they only wait with."""
     runs: list[bool] = []
 
     async def agent() -> str:
-        thing: Any = {"acquire": asyncio.Lock, "get": asyncio.Queue}.get(waits.__name__)
-        thing = (anyio.Event if "anyio" in waits.__module__ else asyncio.Event)() if thing is None else thing()
-        task = asyncio.create_task(thing.wait() if hasattr(thing, "wait") else getattr(thing, waits.__name__)())
+        event: Any = anyio.Event if "anyio" in waits.__module__ else asyncio.Event
+        thing: Any = asyncio.Queue() if waits.__name__ == "get" else event()
+        task = asyncio.create_task(getattr(thing, waits.__name__)())
         await asyncio.sleep(0)
         if runs:
             task.cancel()
         elif hasattr(thing, "set"):
             thing.set()
-        elif hasattr(thing, "put_nowait"):
+        else:
             thing.put_nowait(1)
         runs.append(True)
         await asyncio.wait([task])
