@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import gc
 import threading
 import time
 
@@ -12,6 +13,8 @@ class Ticks:
 
     A tick that comes late counts as far as this process has worked meanwhile: what keeps a core, or the interpreter,
     from the thread is then its own code. Waiting for locks, servers and timers counts whole, because ticks go on.
+    What other tests have left in this process is kept from the garbage collector, which would stop everybody to look
+    at it.
     """
 
     EVERY_S = 0.005
@@ -23,12 +26,15 @@ class Ticks:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Ticks:
+        gc.collect()
+        gc.freeze()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
+        gc.unfreeze()
 
     def _watch(self) -> None:
         before, worked = time.monotonic(), time.process_time()

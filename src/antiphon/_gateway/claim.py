@@ -549,7 +549,7 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
     outcome.from_cache, outcome.metadata = True, {"reconciled": True}
     settlement, spilled = Settlement("done", plan.ttl_ms, attempt_count=1), None
     try:
-        payload = outcome.payload = codec.encode(value)
+        payload = outcome.payload = codec.encode(value, plan.tool.decode)
         settlement, spilled = plan.results.keep(call.key, settlement, payload, plan.tool.streams)
     except codec.NotSerialisable as error:
         outcome.note(payload=f"not kept ({error})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import enum
 import logging
 import sys
@@ -19,7 +20,8 @@ _looking = threading.Lock()
 """Two threads that let msgspec look at a type for the first time crash the process."""
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME
-_KEPT = _OPTIONS | orjson.OPT_APPEND_NEWLINE
+_ONLY_JSON = _OPTIONS | orjson.OPT_PASSTHROUGH_DATACLASS
+_KEPT = _ONLY_JSON | orjson.OPT_APPEND_NEWLINE
 """The newline is cut off: what orjson returns holds on to its buffer of 4 KB, and a slice of it does not."""
 _dumps = orjson.dumps
 _NULL, _TAG, _DOLLAR = b"null", b'{"$', ord("$")
@@ -31,6 +33,7 @@ class NotSerialisable(Exception):
 
 
 def _default(value: Any) -> Any:
+    """JSON of a subclass of JSON's own types; an object of any other class is more than its fields."""
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, dict):
@@ -41,14 +44,18 @@ def _default(value: Any) -> Any:
         return int(value)
     if isinstance(value, float):
         return float(value)
+    raise TypeError(type(value).__name__)
+
+
+def _fields(value: Any) -> Any:
+    """The same, and any object as its fields."""
+    if isinstance(value, (str, dict, list, int, float)):
+        return _default(value)
     if isinstance(value, tuple):  # with names
         return list(value)
     from antiphon._gateway.tagged import fields
 
     return fields(value)
-
-
-_ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
 def _has_tag(data: bytes) -> bool:
@@ -57,11 +64,18 @@ def _has_tag(data: bytes) -> bool:
 
 def _loses(kind: type, value: Any) -> bool:
     """Whether JSON has a form for *value* that is another value's too: a tuple, a UUID, rows of a database."""
-    return kind is tuple or kind.__name__ == "UUID" or (kind is list and bool(value) and type(value[0]) is tuple)
+    if kind is list:
+        return bool(value) and type(value[0]) is tuple
+    return kind is tuple or kind.__name__ == "UUID" or issubclass(kind, enum.Enum)
 
 
-def encode(value: Any) -> bytes:
-    """JSON bytes of a tool's result, from which :func:`plain` or a declared type makes an equal one.
+def plain(data: bytes) -> Any:
+    """How a kept result comes back where nothing better is declared."""
+    return revived(orjson.loads(data)) if _has_tag(data) else orjson.loads(data)
+
+
+def encode(value: Any, decode: Callable[[bytes], Any] = plain) -> bytes:
+    """JSON bytes of a tool's result, from which *decode* makes an equal one.
 
     Plain data costs one call. Where that call loses something, the result is written with tags: a ``null`` may have
     been NaN, an object with a ``$`` name may look like a tag.
@@ -74,17 +88,32 @@ def encode(value: Any) -> bytes:
                 return data
         except Exception:  # noqa: S110 - whatever the classes of the result raise; below it is said what
             pass
-    from antiphon._gateway.tagged import tagged
-
-    try:
-        return orjson.dumps(tagged(value))
-    except Exception as error:
-        raise NotSerialisable(f"{type(value).__name__}: {error}") from None
+    return _encode_object(value, decode)
 
 
-def plain(data: bytes) -> Any:
-    """How a kept result comes back where nothing better is declared."""
-    return revived(orjson.loads(data)) if _has_tag(data) else orjson.loads(data)
+def _encode_object(value: Any, decode: Callable[[bytes], Any]) -> bytes:
+    """The result as plain as it can be, so that *decode* makes the same: as its fields, or with its classes."""
+    from antiphon._gateway.tagged import exactly, tagged
+
+    exact, problem = exactly(value), None
+    for write in (_plainly, lambda value: orjson.dumps(tagged(value, classes=False))):
+        try:
+            data = write(value)
+            if exact is None or (isinstance(decode, Declared) and tagged(decode.fitting(data)) == exact):
+                return data
+        except Exception as error:  # whatever the classes of the result raise
+            problem = error
+    if exact is not None:
+        return orjson.dumps(exact)
+    raise NotSerialisable(f"{type(value).__name__}: {problem}") from None
+
+
+def _plainly(value: Any) -> bytes:
+    """JSON without tags."""
+    data = _dumps(value, _fields, _OPTIONS)
+    if _loses(type(value), value) or _has_tag(data) or (_NULL in data and orjson.loads(data) != value):
+        raise NotSerialisable
+    return data
 
 
 def revived(value: Any) -> Any:
@@ -97,12 +126,15 @@ def revived(value: Any) -> Any:
         return orjson.loads(data)
     from antiphon._gateway.tagged import untagged
 
-    return untagged(value)
+    try:
+        return untagged(value)
+    except Exception:  # a class that is not loaded, or has changed
+        return untagged(value, classes=False)
 
 
-def written(value: Any) -> Any:
+def written(value: Any, decode: Callable[[bytes], Any] = plain) -> Any:
     """A result as it is recorded, in JSON's own types where it has a form there; else :class:`NotSerialisable`."""
-    data = encode(value)
+    data = encode(value, decode)
     return orjson.loads(data) if _has_tag(data) else value
 
 
@@ -111,36 +143,56 @@ def as_declared(decode: Callable[[bytes], Any], value: Any) -> Any:
     if decode is plain:
         return revived(value)
     try:
-        return decode(orjson.dumps(value, _default, _OPTIONS))
+        return decode(orjson.dumps(value, _default, _ONLY_JSON))
     except TypeError:  # a static answer of the caller's own, already as it should be
         return value
 
 
 def decoder(returns: Any, name: str = "") -> Callable[[bytes], Any]:
-    """How a kept result becomes the declared return type again; plain data where nothing is declared.
+    """How a kept result becomes the declared return type again; plain data where nothing is declared."""
+    return Declared(returns, name) if _has_types(returns) else plain
 
-    A result that does not fit its declaration (any more) comes back as plain data, too, and the log says so.
+
+class Declared:
+    """Makes a declared return type of kept results.
+
+    One that does not fit the declaration (any more) comes back as plain data, and the log says so.
     """
-    if not _has_types(returns):
-        return plain
-    made: list[tuple[Callable[[bytes], Any], Callable[[Any], Any]]] = []
 
-    def decode(data: bytes) -> Any:
+    def __init__(self, returns: Any, name: str) -> None:
+        self._returns, self._name = returns, name
+        self._made: tuple[Callable[[bytes], Any], Callable[[Any], Any]] | None = None
+
+    def __call__(self, data: bytes) -> Any:
         try:
-            if not made:
-                with _looking:
-                    made.append(_typed(returns))
-            read, convert = made[0]
-            return convert(plain(data)) if _has_tag(data) else read(data)
+            return self.fitting(data)
         except Exception as error:  # whatever the user's own types raise
             log.warning(
                 "a stored result of %s is returned as plain data: it does not match the declared type (%s)",
-                name,
+                self._name,
                 type(error).__name__,
             )
             return plain(data)
 
-    return decode
+    def fitting(self, data: bytes) -> Any:
+        """The same, but raises what its types raise."""
+        if _has_tag(data):
+            return self._of_tagged(orjson.loads(data))
+        return self._typed()[0](data)
+
+    def _of_tagged(self, form: Any) -> Any:
+        from antiphon._gateway.tagged import has_classes, untagged
+
+        if has_classes(form):
+            with contextlib.suppress(Exception):  # a class that is not loaded, or has changed
+                return untagged(form)
+        return self._typed()[1](untagged(form, classes=False))
+
+    def _typed(self) -> tuple[Callable[[bytes], Any], Callable[[Any], Any]]:
+        if self._made is None:
+            with _looking:
+                self._made = _typed(self._returns)
+        return self._made
 
 
 def _typed(returns: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], Any]]:

@@ -85,7 +85,7 @@ class LateResult:
         results = self._results
         base = Settlement("done", self._ttl_ms, attempts=(self._attempt(),), attempt_count=1)
         try:
-            settlement, spilled = results.keep(self.key, base, codec.encode(value), self.tool.streams)
+            settlement, spilled = results.keep(self.key, base, codec.encode(value, self.tool.decode), self.tool.streams)
             if spilled is None:
                 return settlement
             return results.placed(settlement, results.required_blobs().put(results.tenant, spilled))

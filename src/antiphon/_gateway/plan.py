@@ -318,7 +318,7 @@ class Plan:
         self.shows: bool = self.shared and not self.idempotent and not self.watched_only
         """Whether claims keep the arguments: others see them, and a lost worker leaves an unknown outcome."""
         self.replicas: int = plans.settings.wait_replicas
-        self.form: Form = Form(spec, tool.streams)
+        self.form: Form = Form(spec, tool.streams, tool.decode)
         # what its calls share
         self.clock: Clock = plans.clock
         self.monotonic: Callable[[], float] = plans.clock.monotonic

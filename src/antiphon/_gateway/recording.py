@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,9 +27,10 @@ _SMALL = 16_384
 class Form:
     """The parts of a tool's events that are the same for all its calls, as JSON."""
 
-    __slots__ = ("head", "meta", "name", "streams")
+    __slots__ = ("decode", "head", "meta", "name", "streams")
 
-    def __init__(self, spec: ToolSpec, streams: bool) -> None:
+    def __init__(self, spec: ToolSpec, streams: bool, decode: Callable[[bytes], Any]) -> None:
+        self.decode = decode
         self.name: str = f"{spec.namespace}/{spec.name}"
         self.streams: bool = streams
         head = {"kind": "tool", "name": spec.name, "namespace": spec.namespace}
@@ -201,7 +202,7 @@ class RunEntry:
             return {"outcome": "ok", "value": outcome.value}
         if outcome.payload is not None:
             return {"outcome": "ok", "value": orjson.Fragment(outcome.payload)}
-        return {"outcome": "ok", "value": recordable(outcome.value)}
+        return {"outcome": "ok", "value": recordable(outcome.value, self._form.decode)}
 
     def _error(self, outcome: Outcome) -> dict[str, Any]:
         """How the call failed. The exception's own message is kept whole, so that a replay raises the same."""
@@ -256,10 +257,10 @@ def _same_store(scope: RunScope, store: Store) -> bool:
     return bool(known)
 
 
-def recordable(value: Any) -> Any:
+def recordable(value: Any, decode: Callable[[bytes], Any] = codec.plain) -> Any:
     """A result, or a chunk of a stream, as it is recorded; the name of its type where it has no such form."""
     try:
-        return codec.written(value)
+        return codec.written(value, decode)
     except codec.NotSerialisable as error:
         kind = type(value)
         return {UNSERIALISABLE: f"{kind.__module__}.{kind.__qualname__}", "detail": str(error)}

@@ -39,7 +39,7 @@ def settle_success(call: GuardedCall, now: float) -> Step:
     """Keep the result with the claim, and its end in the log."""
     plan = call.plan
     try:
-        payload = call.payload = encode(call.value)
+        payload = call.payload = encode(call.value, plan.tool.decode)
     except codec.NotSerialisable as error:
         if inspect.iscoroutine(call.value):
             return _never_awaited(call)
@@ -195,7 +195,7 @@ def _as_returned(call: GuardedCall) -> Settlement:
     plan = call.plan
     payload: bytes | None = None
     with contextlib.suppress(codec.NotSerialisable):
-        payload = encode(call.value)
+        payload = encode(call.value, plan.tool.decode)
         if len(payload) > plan.largest and (plan.tool.streams or not plan.results.is_plain(payload)):
             payload = None
     return Settlement("done", plan.ttl_ms, payload, attempts=call.attempts, attempt_count=call.number or 1)

@@ -325,7 +325,7 @@ def _said(call: GuardedCall, record: DedupeRecord, answer: Any) -> Step:
     _give(call, answer.value)
     settlement = Settlement("failed", call.plan.ttl_ms, error=rules.UNDONE, attempt_count=1)
     with contextlib.suppress(Exception):  # without it, a second try asks a person
-        payload = codec.encode(answer.value)
+        payload = codec.encode(answer.value, call.plan.tool.decode)
         kept, spilled = call.plan.results.keep(record.key, settlement, payload, False)
         settlement = settlement if spilled is not None else kept
     return Mark(record.key, record.version, settlement, _marked)

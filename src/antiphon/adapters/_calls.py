@@ -31,7 +31,6 @@ from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, InvalidInput, class_name, raised_again
 from antiphon.ops.app import Antiphon, current
-from antiphon.ops.inputs import packed, unpacked
 
 Body = Callable[[dict[str, Any]], Any]
 _BUDGET = RetryBudget(max_attempts=1000, max_elapsed_ms=86_400_000)
@@ -248,32 +247,25 @@ def _is_random(call_id: str) -> bool:
 
 
 class _Failure:
-    """Runs the body and remembers what it returned or raised, so that the framework sees its own object."""
+    """Runs the body and remembers what it raised, so that the framework sees its own exception."""
 
     def __init__(self, body: Callable[[dict[str, Any]], Any]) -> None:
         self._body = body
         self._error: BaseException | None = None
-        self._value: Any = None
-        self._kept: Any = None
 
     def run(self, params: dict[str, Any]) -> Any:
         try:
-            return self._keep(self._body(params))
+            return self._body(params)
         except Exception as error:
             self._error = error
             raise
 
     async def run_async(self, params: dict[str, Any]) -> Any:
         try:
-            return self._keep(await self._body(params))
+            return await self._body(params)
         except Exception as error:
             self._error = error
             raise
-
-    def _keep(self, value: Any) -> Any:
-        """The result as it is kept, where the framework's own object is more than its fields."""
-        self._value, self._kept = value, packed(value)
-        return self._kept
 
     def outcome(self, gateway: Gateway | AsyncGateway, call: GuardedCall, outcome: Outcome) -> Given:
         """What the framework is given; a replay raises the exception that the recorded tool raised."""
@@ -299,9 +291,7 @@ class _Failure:
 
     def given(self, result: ToolResultEnvelope) -> Given:
         if result.ok:
-            content = result.content
-            value = self._value if content is self._kept else unpacked(content)
-            return Given(value, True, reused=result.from_cache)
+            return Given(result.content, True, reused=result.from_cache)
         if self._error is not None:
             self._error.add_note(f"antiphon: {result.tool_name}: {result.code}")
             raise self._error

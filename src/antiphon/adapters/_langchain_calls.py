@@ -277,8 +277,8 @@ def pack_result(result: Any) -> Any:
     """What a tool call gave: a message, or a command that changes the graph's state."""
     if isinstance(result, ToolMessage):
         packed = {"content": result.content, "status": result.status, "name": result.name}
-        if result.artifact is not None and _keepable(result.artifact):
-            packed["artifact"] = result.artifact
+        more = {"additional_kwargs": result.additional_kwargs or None, "artifact": result.artifact}
+        packed |= {name: value for name, value in more.items() if value is not None and _keepable(value)}
         return {"message": packed}
     if isinstance(result, Command):
         goto = result.goto

@@ -24,8 +24,10 @@ from langchain_core.messages import AIMessage, SystemMessage  # noqa: E402
 from langgraph.prebuilt import ToolNode  # noqa: E402
 from langgraph.prebuilt.tool_node import ToolCallRequest  # noqa: E402
 
+from antiphon._gateway import codec  # noqa: E402
+from antiphon._gateway.recording import recordable  # noqa: E402
 from antiphon.adapters._calls import Through  # noqa: E402
-from antiphon.adapters._langchain_calls import (  # noqa: E402  # noqa: E402
+from antiphon.adapters._langchain_calls import (  # noqa: E402
     RecordedChatModel,
     ToolCalls,
     Tools,
@@ -39,7 +41,6 @@ from antiphon.adapters._langchain_calls import (  # noqa: E402  # noqa: E402
 from antiphon.adapters._langchain_trace import trace_agent, trace_agent_invoke  # noqa: E402
 from antiphon.adapters._model import NATIVE, ask, ask_async, recording_scope  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
-from antiphon.ops.inputs import packed, unpacked  # noqa: E402
 
 __all__ = [
     "AntiphonMiddleware",
@@ -110,10 +111,10 @@ def _asking(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], A
         if isinstance(response, AIMessage):
             return pack_messages([response])
         structured = response.structured_response
-        return pack_messages(response.result, structured if callable(validate) else packed(structured))
+        return pack_messages(response.result, structured if callable(validate) else recordable(structured))
 
     def unpack(value: dict[str, Any]) -> Any:
-        structured = unpacked(value.get(NATIVE, {}).get("structured"))
+        structured = codec.revived(value.get(NATIVE, {}).get("structured"))
         if structured is not None and callable(validate):
             structured = validate(structured)
         return ModelResponse(result=unpack_messages(value), structured_response=structured)

@@ -6,21 +6,21 @@ import dataclasses
 import enum
 from datetime import date
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ToolStrategy
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeMessagesListChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.tools import InjectedToolCallId, tool
 from pydantic import BaseModel
 from pydantic_ai.messages import BinaryContent, ToolReturn
 
 import antiphon
 from antiphon.adapters._calls import GuardedTools, Place
 from antiphon.adapters.langchain import protect
-from antiphon.ops.inputs import packed, unpacked
 from tests.unit.replay.kit import memory_app
 
 
@@ -50,7 +50,7 @@ RESULTS: dict[str, Any] = {
     "decimal": Decimal(1),
     "text": "text",
     "dict": {"a": [1, None]},
-    "looks like ours": {"$made": {"$object": ["x", {}]}},
+    "looks like ours": {"$object": ["x", {}]},
 }
 
 
@@ -82,25 +82,6 @@ def test_an_equal_call_gets_an_equal_result(kind: str) -> None:
     assert len(made) == 2
 
 
-def test_what_is_plain_stays_plain() -> None:
-    for value in ("text", 1, None, {"a": 1}, [Decimal(1)], (1, 2), b"x"):
-        assert packed(value) is value
-
-
-def test_an_object_whose_class_is_gone_comes_as_its_fields() -> None:
-    form = packed(RESULTS["dataclass"])
-    form["$made"]["$object"][0] = "gone.Row"
-    assert unpacked(form) == {"amount": Decimal("1.5"), "inner": {"city": "Tokyo", "day": date(2026, 1, 1)}}
-
-
-def test_an_object_that_cannot_be_kept_is_given_as_it_is() -> None:
-    class Local:
-        pass
-
-    value = Local()
-    assert packed(value) is value
-
-
 @dataclasses.dataclass
 class Contact:
     mail: str
@@ -109,6 +90,29 @@ class Contact:
 class Scripted(FakeMessagesListChatModel):
     def bind_tools(self, tools: Any, **_: Any) -> Any:
         return self
+
+
+def test_a_message_that_a_tool_of_langchain_returns_comes_back_whole() -> None:
+    app, seen = memory_app(), list[Any]()
+    more = {"additional_kwargs": {"cost": 2}, "artifact": {"rows": [Contact("a@example.org")]}}
+
+    @tool
+    def look(call_id: Annotated[str, InjectedToolCallId]) -> ToolMessage:
+        """Look."""
+        return ToolMessage("found", tool_call_id=call_id, **more)
+
+    def agent() -> str:
+        asks = AIMessage("", tool_calls=[{"name": "look", "args": {}, "id": "call_1"}])
+        model = Scripted(responses=[asks, AIMessage("done")])
+        made: Any = create_agent(model, tools=[look], middleware=[protect()])
+        (said,) = [one for one in made.invoke({"messages": [("user", "hi")]})["messages"] if one.type == "tool"]
+        seen.append({"additional_kwargs": said.additional_kwargs, "artifact": said.artifact})
+        return repr(seen[-1])
+
+    run = app.record(agent)
+    report = antiphon.replay(run, app=app, mode="strict", function=agent, keep=False)
+    assert report.passed, report.text()
+    assert seen == [more, more]
 
 
 @pytest.mark.parametrize("wanted", [Contact, Weather, Contact | Weather], ids=["dataclass", "model", "one of them"])

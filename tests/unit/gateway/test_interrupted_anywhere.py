@@ -121,10 +121,10 @@ def test_two_interrupts_after_the_tool_returned_do_not_make_the_call_again(monke
     interrupts: list[BaseException] = [KeyboardInterrupt(), KeyboardInterrupt()]
     real = codec.encode
 
-    def encode(value: Any) -> bytes:
+    def encode(value: Any, decode: Any) -> bytes:
         if interrupts:
             raise interrupts.pop()
-        return real(value)
+        return real(value, decode)
 
     monkeypatch.setattr(settlement, "encode", encode)
     with pytest.raises(KeyboardInterrupt):

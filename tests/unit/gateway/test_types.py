@@ -10,7 +10,9 @@ import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import PureWindowsPath
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pydantic
@@ -45,6 +47,20 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+@dataclasses.dataclass
+class Labelled(Point):
+    label: str = "a"
+
+
+@dataclasses.dataclass
+class Refused:
+    reason: str
+
+
+class Longer(Aliased):
+    more: list[Point] = []
+
+
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 RESULTS: list[tuple[Any, Any]] = [
     (Point, Point(1)),
@@ -65,6 +81,20 @@ RESULTS: list[tuple[Any, Any]] = [
     (uuid.UUID, uuid.UUID(int=7)),
     (dict[str, Any], {"a": [1]}),
     (str, "text"),
+    (Point, Labelled(1, label="b")),
+    (list[Point], [Point(1), Labelled(1)]),
+    (Aliased, Longer(userId=7, more=[Point(1)])),
+    (Point | Refused, Refused("sold out")),
+    (tuple[Point | Refused, int], (Refused("sold out"), 1)),
+    (datetime, datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))),
+    (Any, Point(1)),
+    (Any, {"rows": [Point(1)], "first": Aliased(userId=7)}),
+    (Any, Struct(NOW)),
+    (Any, Pair(1, "a")),
+    (Any, Colour.RED),
+    (Any, PureWindowsPath("c:/a")),
+    (Any, {"$object": ["tests.unit.gateway.test_types.Point", {"x": 1}]}),
+    (dict[str, Point], {"$object": Point(1)}),
 ]
 
 
@@ -95,6 +125,25 @@ def test_a_replayed_result_is_of_its_declared_type(returns: Any, value: Any) -> 
     report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
     assert report.passed, report.text()
     assert report["outputsB"] == report["outputsA"] == [repr(value)]
+
+
+def test_what_its_declaration_gives_back_is_kept_as_plain_data() -> None:
+    for returns, value in RESULTS[:3]:
+        assert b"$object" not in codec.encode(value, codec.decoder(returns))
+
+
+def test_an_object_whose_class_is_gone_comes_as_its_fields() -> None:
+    data = codec.encode([Labelled(1)]).replace(b".Labelled", b".Gone")
+    assert codec.plain(data) == [{"x": 1, "y": Decimal("0.10"), "label": "a"}]
+    data = codec.encode(Refused("no"), codec.decoder(Point)).replace(b".Refused", b".Gone")
+    assert codec.decoder(Refused)(data) == Refused("no"), "of the type that is declared"
+
+
+@pytest.mark.parametrize("inner", ["Point", ["Point"], ["x", 1], ["antiphon.errors.AntiphonError", {}], [1, {}], None])
+def test_what_only_looks_like_an_object_of_a_class_stays_as_it_is(inner: Any) -> None:
+    assert codec.plain(codec.encode({"$object": inner})) == {"$object": inner}
+    if inner is None or len(inner) != 2 or type(inner[1]) is not dict:  # of a record that does not wrap it
+        assert codec.plain(json.dumps({"$object": inner}).encode()) == {"$object": inner}
 
 
 def test_what_does_not_fit_its_declaration_comes_back_as_plain_data() -> None:
