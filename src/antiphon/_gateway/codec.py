@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -92,28 +92,33 @@ def encode(value: Any, decode: Callable[[bytes], Any] = plain) -> bytes:
 
 
 def _encode_object(value: Any, decode: Callable[[bytes], Any]) -> bytes:
-    """The result as plain as it can be, so that *decode* makes the same: as its fields, or with its classes."""
-    from antiphon._gateway.tagged import exactly, tagged
+    """The result as its fields, if that is enough for *decode* to make an equal one; else with its classes."""
+    from antiphon._gateway.tagged import exactly
 
-    exact, problem = exactly(value), None
-    for write in (_plainly, lambda value: orjson.dumps(tagged(value, classes=False))):
-        try:
-            data = write(value)
-            if exact is None or (isinstance(decode, Declared) and tagged(decode.fitting(data)) == exact):
-                return data
-        except Exception as error:  # whatever the classes of the result raise
-            problem = error
-    if exact is not None:
-        return orjson.dumps(exact)
-    raise NotSerialisable(f"{type(value).__name__}: {problem}") from None
+    try:
+        if isinstance(decode, Declared):
+            for data in _as_fields(value):
+                if decode.makes(value, data):
+                    return data
+    except Exception:  # noqa: S110 - whatever the classes of the result raise; perhaps it can be kept with them
+        pass
+    exact = exactly(value)
+    try:
+        return next(_as_fields(value)) if exact is None else orjson.dumps(exact)
+    except Exception as error:
+        raise NotSerialisable(f"{type(value).__name__}: {error}") from None
 
 
-def _plainly(value: Any) -> bytes:
-    """JSON without tags."""
-    data = _dumps(value, _fields, _OPTIONS)
-    if _loses(type(value), value) or _has_tag(data) or (_NULL in data and orjson.loads(data) != value):
-        raise NotSerialisable
-    return data
+def _as_fields(value: Any) -> Iterator[bytes]:
+    """JSON of a result without its classes: without tags, where that loses nothing else, and with them."""
+    from antiphon._gateway.tagged import tagged
+
+    with contextlib.suppress(Exception):  # whatever the classes of the result raise; below it is said what
+        data = _dumps(value, _fields, _OPTIONS)
+        loses = _loses(type(value), value) or _has_tag(data) or (_NULL in data and orjson.loads(data) != value)
+        if not loses:
+            yield data
+    yield orjson.dumps(tagged(value, classes=False))
 
 
 def revived(value: Any) -> Any:
@@ -165,7 +170,7 @@ class Declared:
 
     def __call__(self, data: bytes) -> Any:
         try:
-            return self.fitting(data)
+            return self._fitting(data)
         except Exception as error:  # whatever the user's own types raise
             log.warning(
                 "a stored result of %s is returned as plain data: it does not match the declared type (%s)",
@@ -174,8 +179,14 @@ class Declared:
             )
             return plain(data)
 
-    def fitting(self, data: bytes) -> Any:
-        """The same, but raises what its types raise."""
+    def makes(self, value: Any, data: bytes) -> bool:
+        """Whether *value* comes back from *data*."""
+        with contextlib.suppress(Exception):  # whatever the user's own types raise
+            again = self._fitting(data)
+            return type(again) is type(value) and bool(again == value)
+        return False
+
+    def _fitting(self, data: bytes) -> Any:
         if _has_tag(data):
             return self._of_tagged(orjson.loads(data))
         return self._typed()[0](data)

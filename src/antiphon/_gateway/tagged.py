@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from antiphon.errors import class_name, class_named
 
@@ -235,14 +236,16 @@ def _with_class(kind: type, value: Any) -> Any:
         return {_ENUM: [class_name(kind), value.name]}
     if kind in (datetime, time) and type(value.tzinfo) not in (timezone, type(None)) and not _zoned(value):
         raise TypeError(type(value.tzinfo).__name__)
-    names = _field_names(kind)
-    if names is not None:
-        more = [name for name in getattr(value, "__dict__", ()) if name not in names and not _is_cached(kind, name)]
-        if more or getattr(value, "__pydantic_extra__", None) or getattr(value, "__pydantic_private__", None):
+    shape = _shape(kind)
+    if shape is not None:
+        if any(name not in shape.fields and not _is_cached(kind, name) for name in getattr(value, "__dict__", ())):
             raise TypeError(kind.__name__)
-        there = {name: tagged(getattr(value, name)) for name in names if hasattr(value, name)}
-        given = getattr(value, "__pydantic_fields_set__", None)
-        return {_OBJECT: [class_name(kind), there, *([] if given is None else [sorted(given)])]}
+        there = {name: tagged(getattr(value, name)) for name in shape.fields if hasattr(value, name)}
+        if not shape.is_pydantic:
+            return {_OBJECT: [shape.name, there]}
+        if value.__pydantic_extra__ or value.__pydantic_private__:
+            raise TypeError(kind.__name__)
+        return {_OBJECT: [shape.name, there, sorted(value.__pydantic_fields_set__)]}
     if kind.__module__ not in _PLAIN:
         raise TypeError(kind.__name__)
     return None
@@ -252,8 +255,22 @@ def _is_cached(kind: type, name: str) -> bool:
     return isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
 
 
+class _Shape(NamedTuple):
+    """What is known of a class that holds data and nothing else."""
+
+    name: str
+    fields: dict[str, None]
+    is_pydantic: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _shape(kind: type) -> _Shape | None:
+    names = _field_names(kind)
+    return None if names is None else _Shape(class_name(kind), dict.fromkeys(names), hasattr(kind, "model_construct"))
+
+
 def _field_names(kind: type) -> Iterable[str] | None:
-    """The fields of a class that holds data and nothing else; ``None`` for any other class."""
+    """The fields of a class; ``None`` if it may hold more than data."""
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     known: Any = getattr(kind, "__pydantic_fields__", None)
@@ -266,14 +283,28 @@ def _field_names(kind: type) -> Iterable[str] | None:
     return None if known is None else list(known)
 
 
+_known: WeakValueDictionary[str, type] = WeakValueDictionary()
+
+
+def _class_of(name: str) -> type | None:
+    """The class of that name, if it is loaded; one that was found is not looked for again."""
+    kind = _known.get(name)
+    if kind is None or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
+        kind = class_named(name)
+        if kind is not None:
+            _known[name] = kind
+    return kind
+
+
 def _object_of(form: Any, read: Read) -> Any:
     """An object as it was, with the fields that it had: nothing of its class's own code runs but where it must."""
     name, there, *given = form
-    kind: Any = class_named(name)
-    if kind is None or _field_names(kind) is None:
+    kind: Any = _class_of(name)
+    shape = None if kind is None else _shape(kind)
+    if shape is None:
         raise LookupError(name)
     values = {field: read(value) for field, value in there.items()}
-    if hasattr(kind, "model_construct"):
+    if shape.is_pydantic:
         return kind.model_construct(set(given[0]), **values)
     if issubclass(kind, tuple) or hasattr(kind, "__struct_fields__"):
         return kind(**values)
@@ -285,7 +316,7 @@ def _object_of(form: Any, read: Read) -> Any:
 
 def _member_of(form: Any, read: Read) -> Any:
     name, member = form
-    kind: Any = class_named(name)
+    kind: Any = _class_of(name)
     if not isinstance(kind, enum.EnumMeta):
         raise LookupError(name)
     return kind[member]
