@@ -254,7 +254,7 @@ def test_an_object_whose_class_is_gone_comes_as_its_fields(monkeypatch: pytest.M
         return type(given).__name__
 
     run = app.record(agent, [ITEM], name=Colour.RED)
-    monkeypatch.setattr("antiphon._gateway.tagged.class_named", lambda name: None)
+    monkeypatch.setattr("antiphon._gateway.tagged._class_of", lambda name: None)
     antiphon.replay(run, app=app, mode="strict", function=agent, keep=False)
     assert seen[1] == ([{"sku": "a-1", "price": Decimal("1.10")}], "RED")
 
