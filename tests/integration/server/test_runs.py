@@ -121,6 +121,7 @@ async def test_unknown_paths_and_methods_have_flat_errors(client: Client) -> Non
     assert (missing.status_code, missing.json()["error"]) == (404, "not_found")
     wrong = await client.put("/v1/runs", json={})
     assert (wrong.status_code, wrong.json()["error"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "GET, HEAD, POST"
     for run in ("01890000-0000-7000-8000-000000000000", "%00", "ä", "a" * 200, "host-apikeys", "audit-default"):
         answer = await client.get(f"/v1/runs/{run}")
         assert (answer.status_code, answer.json()["error"]) == (404, "run_not_found")

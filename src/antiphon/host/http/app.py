@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from antiphon._gateway.ids import uuid7
@@ -273,6 +273,9 @@ def create(
         code = {404: "not_found", 405: "method_not_allowed"}
         status = problem.status_code
         headers = dict(problem.headers or {})
+        if status == 405:  # one path may have several routes, each with its methods
+            here = [route for route in table if route.matches(request.scope)[0] is not Match.NONE]
+            headers["Allow"] = ", ".join(sorted({method for route in here for method in route.methods or ()}))
         return error(status, code.get(status, "http_error"), text.get(status, problem.detail), None, headers)
 
     async def failed_badly(request: Request, problem: Exception) -> Response:
