@@ -111,6 +111,8 @@ class Run:
         self._token: Entered | None = None
         self._outer: Run | None = None
         """The run that was current before."""
+        self.opened: list[str] = []
+        """Runs that were opened inside of this one: their calls are in their own logs."""
         self._ended = False
         self.output: Any = None
         self.input: Any = None
@@ -165,6 +167,8 @@ class Run:
         self.begin()
         self._token, self._outer = self.scope.activate(), active_run.get()
         active_run.set(self)
+        if self._outer is not None:
+            self._outer.opened.append(self.id)
         stdin.begin()
         return self
 

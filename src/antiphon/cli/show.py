@@ -56,6 +56,7 @@ def runs(arguments: argparse.Namespace) -> int:
     """List recorded runs, newest first; or undo the sagas of a run that were interrupted or got stuck.
 
     examples:
+      antiphon runs                              # or: antiphon runs list
       antiphon runs --status failed --limit 5
       antiphon runs --bucket                     # what teammates have shared
       antiphon runs s3://our-bucket/team/billing
@@ -71,6 +72,8 @@ def runs(arguments: argparse.Namespace) -> int:
 
     if arguments.prefix == "undo":
         return _undo(arguments)
+    if arguments.prefix == "list":
+        arguments.prefix, arguments.run = arguments.run or "", None
     if arguments.run is not None:
         raise InvalidInput(
             f"antiphon runs takes one prefix, not {arguments.run!r} as well.",

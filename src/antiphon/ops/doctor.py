@@ -216,7 +216,13 @@ def missing(run: Run) -> list[str]:
     """Warnings about a run that has just been recorded."""
     calls = [event for event in run.events() if event.type == "call.started"]
     said = []
-    if not calls:
+    if run.opened:
+        count = "a run" if len(run.opened) == 1 else f"{len(run.opened)} runs"
+        said.append(
+            f"the code opened {count} of its own, whose calls cannot be replayed with this one: antiphon replay"
+            f" {run.opened[0]}, or leave out its own run"
+        )
+    elif not calls:
         said.append(
             "no model call and no tool call was recorded: decorate tools, wrap the client, or use antiphon exec"
         )

@@ -57,6 +57,12 @@ def test_run_with_json(antiphon: Command) -> None:
     warning, *_ = told.pop("warnings")  # further ones are about SDKs that other tests have loaded
     assert warning.startswith("no model call and no tool call was recorded")
     assert told == {"run": told["run"], "name": "later", "status": "completed", "output": {"asked": "hi"}}
+    Path("own.py").write_text(
+        'import antiphon\ndef main():\n    with antiphon.run("inner") as run:\n        return run.id\n'
+    )
+    told = antiphon("run", "own.py:main", "--json").json
+    assert told["warnings"][0].startswith("the code opened a run of its own")
+    assert f"antiphon replay {told['output']}" in told["warnings"][0]
     done = antiphon("run", "agent:both", "--input", '{"args": [1], "kwargs": {"two": 3}}', "--json")
     assert done.json["output"] == [1, 3]
 
@@ -249,6 +255,8 @@ def test_runs_lists_the_newest_first(antiphon: Command) -> None:
     table = antiphon("runs").out.splitlines()
     assert table[0].split() == ["RUN", "NAME", "STATUS", "STARTED", "TOOK", "EVENTS", "REPLAY", "OF"]
     assert [line.split()[0] for line in table[1:]] == [second, first]
+    assert antiphon("runs", "list").out.splitlines()[0] == table[0]
+    assert [row["id"] for row in antiphon("runs", "list", second, "--json").json["runs"]] == [second]
     rows = antiphon("runs", "--json").json["runs"]
     assert [row["events"] for row in rows] == [2, 11]
     keys = {
