@@ -30,7 +30,7 @@ class Form:
     __slots__ = ("decode", "head", "meta", "name", "streams")
 
     def __init__(self, spec: ToolSpec, streams: bool, decode: Callable[[bytes], Any]) -> None:
-        self.decode = decode
+        self.decode: Callable[[bytes], Any] = decode
         self.name: str = f"{spec.namespace}/{spec.name}"
         self.streams: bool = streams
         head = {"kind": "tool", "name": spec.name, "namespace": spec.namespace}
