@@ -26,7 +26,6 @@ class Ticks:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Ticks:
-        gc.collect()
         gc.freeze()
         self._thread.start()
         return self
