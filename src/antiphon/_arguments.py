@@ -211,12 +211,17 @@ def _datetime(value: datetime) -> dict[str, str]:
     return {"$datetime": (value if value.utcoffset() is None else value.astimezone(UTC)).isoformat()}
 
 
+def _zone(value: time) -> str:
+    """The zone of a time of day: its distance from UTC is not known without a date."""
+    return "" if value.tzinfo is None or value.utcoffset() is not None else f"[{value.tzinfo}]"
+
+
 _LEAVES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (Decimal, _decimal),
     (UUID, lambda value: {"$uuid": str(value)}),
     (datetime, _datetime),
     (date, lambda value: {"$date": value.isoformat()}),
-    (time, lambda value: {"$time": value.isoformat()}),
+    (time, lambda value: {"$time": value.isoformat() + _zone(value)}),
     (timedelta, lambda value: {"$timedelta": [value.days, value.seconds, value.microseconds]}),
     (PurePath, lambda value: {"$path": _text(value.as_posix())}),
     ((bytes, bytearray, memoryview), lambda value: {"$bytes": bytes(value).decode("latin-1")}),
@@ -229,7 +234,8 @@ def _fields(value: Any) -> dict[str, Any] | None:
     """The fields of an object whose class declares them."""
     kind = type(value)
     if dataclasses.is_dataclass(kind):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {**vars(value), **fields} if hasattr(kind, "__is_pydantic_dataclass__") else fields  # it may have more
     names = getattr(kind, "__struct_fields__", None)  # msgspec
     if isinstance(names, tuple):
         return {name: getattr(value, name) for name in names}

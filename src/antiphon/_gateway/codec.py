@@ -10,7 +10,7 @@ import sys
 import threading
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -26,6 +26,7 @@ _KEPT = _ONLY_JSON | orjson.OPT_APPEND_NEWLINE
 _dumps = orjson.dumps
 _NULL, _TAG, _DOLLAR = b"null", b'{"$', ord("$")
 _LOSSLESS = frozenset({dict, str, int, float, bool, type(None)})
+_PLAIN_ITEMS = _LOSSLESS | {list}
 
 
 class NotSerialisable(Exception):
@@ -34,6 +35,8 @@ class NotSerialisable(Exception):
 
 def _default(value: Any) -> Any:
     """JSON of a subclass of JSON's own types; an object of any other class is more than its fields."""
+    if type(value).__module__ == "collections":
+        raise TypeError(type(value).__name__)
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, dict):
@@ -47,17 +50,6 @@ def _default(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _fields(value: Any) -> Any:
-    """The same, and any object as its fields."""
-    if isinstance(value, (str, dict, list, int, float)):
-        return _default(value)
-    if isinstance(value, tuple):  # with names
-        return list(value)
-    from antiphon._gateway.tagged import fields
-
-    return fields(value)
-
-
 def _has_tag(data: bytes) -> bool:
     return _DOLLAR in data and data.find(_TAG) >= 0  # a number is looked for ten times as fast as a text
 
@@ -65,8 +57,8 @@ def _has_tag(data: bytes) -> bool:
 def _loses(kind: type, value: Any) -> bool:
     """Whether JSON has a form for *value* that is another value's too: a tuple, a UUID, rows of a database."""
     if kind is list:
-        return bool(value) and type(value[0]) is tuple
-    return kind is tuple or kind.__name__ == "UUID" or issubclass(kind, enum.Enum)
+        return not _PLAIN_ITEMS.issuperset(map(type, value))
+    return kind is tuple or kind.__name__ == "UUID" or kind.__module__ == "collections" or issubclass(kind, enum.Enum)
 
 
 def plain(data: bytes) -> Any:
@@ -75,50 +67,29 @@ def plain(data: bytes) -> Any:
 
 
 def encode(value: Any, decode: Callable[[bytes], Any] = plain) -> bytes:
-    """JSON bytes of a tool's result, from which *decode* makes an equal one.
+    """JSON bytes of a tool's result, from which *decode* makes the same again.
 
     Plain data costs one call. Where that call loses something, the result is written with tags: a ``null`` may have
-    been NaN, an object with a ``$`` name may look like a tag.
+    been NaN, an object with a ``$`` name may look like a tag. So is everything that a tool with a declared type
+    returns: plain data that the type could be made of may be what it returned, or what an earlier release kept.
     """
     kind = type(value)
-    if kind in _LOSSLESS or not _loses(kind, value):
+    if decode is plain and (kind in _LOSSLESS or not _loses(kind, value)):
         try:
             data = _dumps(value, _default, _KEPT)[:-1]
             if (_DOLLAR not in data or not _has_tag(data)) and (_NULL not in data or orjson.loads(data) == value):
                 return data
         except Exception:  # noqa: S110 - whatever the classes of the result raise; below it is said what
             pass
-    return _encode_object(value, decode)
+    from antiphon._gateway.tagged import EXACT, exactly, has_classes, tagged
 
-
-def _encode_object(value: Any, decode: Callable[[bytes], Any]) -> bytes:
-    """The result as its fields, if that is enough for *decode* to make an equal one; else with its classes."""
-    from antiphon._gateway.tagged import exactly
-
-    try:
-        if isinstance(decode, Declared):
-            for data in _as_fields(value):
-                if decode.makes(value, data):
-                    return data
-    except Exception:  # noqa: S110 - whatever the classes of the result raise; perhaps it can be kept with them
-        pass
-    exact = exactly(value)
-    try:
-        return next(_as_fields(value)) if exact is None else orjson.dumps(exact)
-    except Exception as error:
-        raise NotSerialisable(f"{type(value).__name__}: {error}") from None
-
-
-def _as_fields(value: Any) -> Iterator[bytes]:
-    """JSON of a result without its classes: without tags, where that loses nothing else, and with them."""
-    from antiphon._gateway.tagged import tagged
-
-    with contextlib.suppress(Exception):  # whatever the classes of the result raise; below it is said what
-        data = _dumps(value, _fields, _OPTIONS)
-        loses = _loses(type(value), value) or _has_tag(data) or (_NULL in data and orjson.loads(data) != value)
-        if not loses:
-            yield data
-    yield orjson.dumps(tagged(value, classes=False))
+    form = exactly(value)
+    if form is None and value is not None:
+        try:
+            return orjson.dumps(tagged(value, classes=False))
+        except Exception as error:
+            raise NotSerialisable(f"{kind.__name__}: {error}") from None
+    return orjson.dumps(form if decode is plain or value is None or has_classes(form) else {EXACT: form})
 
 
 def revived(value: Any) -> Any:
@@ -133,7 +104,8 @@ def revived(value: Any) -> Any:
 
     try:
         return untagged(value)
-    except Exception:  # a class that is not loaded, or has changed
+    except Exception as error:
+        log.warning("a stored object comes back as its fields: its class is not loaded, or has changed (%s)", error)
         return untagged(value, classes=False)
 
 
@@ -155,7 +127,11 @@ def as_declared(decode: Callable[[bytes], Any], value: Any) -> Any:
 
 def decoder(returns: Any, name: str = "") -> Callable[[bytes], Any]:
     """How a kept result becomes the declared return type again; plain data where nothing is declared."""
-    return Declared(returns, name) if _has_types(returns) else plain
+    try:
+        has_types = _has_types(returns)
+    except (NameError, RecursionError, TypeError):  # a dictionary of a type that is not known here, or of itself
+        has_types = True
+    return Declared(returns, name) if has_types else plain
 
 
 class Declared:
@@ -179,22 +155,15 @@ class Declared:
             )
             return plain(data)
 
-    def makes(self, value: Any, data: bytes) -> bool:
-        """Whether *value* comes back from *data*."""
-        with contextlib.suppress(Exception):  # whatever the user's own types raise
-            again = self._fitting(data)
-            return type(again) is type(value) and bool(again == value)
-        return False
-
     def _fitting(self, data: bytes) -> Any:
         if _has_tag(data):
             return self._of_tagged(orjson.loads(data))
         return self._typed()[0](data)
 
     def _of_tagged(self, form: Any) -> Any:
-        from antiphon._gateway.tagged import has_classes, untagged
+        from antiphon._gateway.tagged import EXACT, has_classes, untagged
 
-        if has_classes(form):
+        if has_classes(form) or (type(form) is dict and form.keys() == {EXACT}):
             with contextlib.suppress(Exception):  # a class that is not loaded, or has changed
                 return untagged(form)
         return self._typed()[1](untagged(form, classes=False))
@@ -213,12 +182,29 @@ def _typed(returns: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], Any]]:
         return _by_name(adapter.validate_json), _by_name(adapter.validate_python)
     import msgspec
 
+    if not _is_safe(returns, set()):
+        raise TypeError("msgspec cannot make a dataclass that is an exception or a collection, too")
+
     def convert(value: Any) -> Any:
         from antiphon._gateway.tagged import BUILT_IN
 
         return msgspec.convert(value, returns, builtin_types=BUILT_IN)
 
     return msgspec.json.Decoder(returns).decode, convert
+
+
+def _is_safe(annotation: Any, seen: set[Any]) -> bool:
+    """Whether msgspec can make the type: a dataclass that derives from a built-in type crashes the process."""
+    from antiphon._gateway.tagged import has_no_base
+
+    if isinstance(annotation, type) and typing.get_origin(annotation) is None:
+        if annotation in seen:
+            return True
+        seen.add(annotation)
+        hints = typing.get_type_hints(annotation).values() if annotation.__module__ != "builtins" else ()
+        made = not hasattr(annotation, "__dataclass_fields__") or has_no_base(annotation)
+        return made and all(_is_safe(hint, seen) for hint in hints)
+    return all(_is_safe(part, seen) for part in typing.get_args(annotation))
 
 
 def _by_name(validate: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -270,5 +256,7 @@ def _is_lost_in_json(kind: type) -> bool:
         or kind.__module__ in ("datetime", "uuid", "decimal")
     ):
         return True
+    if typing.is_typeddict(kind):
+        return any(map(_has_types, typing.get_type_hints(kind).values()))
     msgspec = sys.modules.get("msgspec")
     return issubclass(kind, (enum.Enum, tuple)) or (msgspec is not None and issubclass(kind, msgspec.Struct))

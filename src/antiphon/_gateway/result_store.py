@@ -181,7 +181,22 @@ class ResultStore:
 
 
 def _written(arguments: dict[str, Any]) -> bytes:
-    return orjson.dumps(arguments, default=str, option=orjson.OPT_NON_STR_KEYS)
+    return orjson.dumps(arguments, default=_readable, option=_OPTIONS)
+
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
+def _readable(value: Any) -> Any:
+    """An object as its fields, all of them; anything else as its text."""
+    if isinstance(value, (str, dict, list)):
+        return str.__str__(value) if isinstance(value, str) else dict(value) if isinstance(value, dict) else list(value)
+    from antiphon._gateway.tagged import fields
+
+    try:
+        return fields(value)
+    except TypeError:
+        return str(value)
 
 
 def masked(arguments: bytes, redactor: Redactor | LateRedactor | None, most: int | None = _SHOWN) -> str:

@@ -7,6 +7,7 @@ object of the user's that looks like one of these is wrapped in ``$literal``.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -22,10 +23,11 @@ from typing import Any, NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
+from antiphon.contract.events import UNSERIALISABLE
 from antiphon.errors import class_name, class_named
 
-LITERAL = "$literal"
-_OBJECT, _ENUM = "$object", "$enum"
+LITERAL, EXACT = "$literal", "$exact"
+_OBJECT, _ENUM, _TEXT = "$object", "$enum", "$text"
 _JSON = frozenset({dict, list, str, int, float})
 _PURE: dict[str, type[PurePath]] = {kind.__name__: kind for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath)}
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
@@ -35,7 +37,7 @@ _WRITE: dict[type, Callable[[Any], dict[str, Any]]] = {
     bytearray: lambda value: {"$bytearray": value.decode("latin-1")},
     datetime: lambda value: _zoned(value) or {"$datetime": value.isoformat()},
     date: lambda value: {"$date": value.isoformat()},
-    time: lambda value: {"$time": value.isoformat()},
+    time: lambda value: _zoned(value) or {"$time": value.isoformat()},
     timedelta: lambda value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
     Decimal: lambda value: {"$decimal": str(value)},
     UUID: lambda value: {"$uuid": str(value)},
@@ -49,6 +51,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "$zoned": lambda value: _in_zone(*value),
     "$date": date.fromisoformat,
     "$time": time.fromisoformat,
+    "$secret": lambda value: sys.modules["pydantic"].SecretStr(value),
     "$timedelta": lambda value: timedelta(*value),
     "$decimal": Decimal,
     "$uuid": UUID,
@@ -65,8 +68,13 @@ _READ_GROUP: dict[str, Callable[[Any, Read], Any]] = {
     "$tuple": lambda value, read: tuple(map(read, value)),
     "$items": lambda value, read: {read(name): read(item) for name, item in value},
     LITERAL: lambda value, read: {name: read(item) for name, item in value.items()},
+    EXACT: lambda value, read: read(value),
+    "$collection": lambda value, read: _collection_of(value, read),
 }
 
+COLLECTIONS = (collections.Counter, collections.OrderedDict, collections.defaultdict, collections.deque)
+_FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (dict, float, int, list, set, str, tuple)}
+"""What a ``defaultdict`` may make."""
 BUILT_IN = (bytes, bytearray, datetime, date, time, timedelta, Decimal, UUID)
 """What a value that was read back may hold beside JSON's own types."""
 
@@ -98,9 +106,11 @@ def tagged(value: Any, *, classes: bool = True) -> Any:
         return int(value) if _SMALLEST <= value <= _LARGEST else {"$int": str(int(value))}
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if classes and kind in COLLECTIONS:
+        return _collection(kind, value)
     if isinstance(value, dict):
         return _mapping(value, classes)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and not _is_named(kind):
         return [tagged(item, classes=classes) for item in value]
     if isinstance(value, Path):
         return {"$path": _text(str(value))}
@@ -112,15 +122,28 @@ def tagged(value: Any, *, classes: bool = True) -> Any:
 def _zoned(value: datetime | time) -> dict[str, Any] | None:
     """A time with its zone, where the zone has a name: the same hour tomorrow may be at another distance from UTC."""
     zone = getattr(value.tzinfo, "key", None)
-    if not isinstance(value, datetime) or zone is None:
+    if zone is None and (value.tzinfo is not None or not value.fold):
         return None
     return {"$zoned": [value.replace(tzinfo=None).isoformat(), value.fold, zone]}
 
 
-def _in_zone(text: str, fold: int, zone: str) -> datetime:
+def _in_zone(text: str, fold: int, zone: str | None) -> datetime | time:
     from zoneinfo import ZoneInfo
 
-    return datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone), fold=fold)
+    found: Any = datetime if "T" in text else time
+    made: datetime | time = found.fromisoformat(text)
+    return made.replace(tzinfo=None if zone is None else ZoneInfo(zone), fold=fold)
+
+
+def _is_fixed(value: datetime | time) -> bool:
+    """Whether the time's distance from UTC is all that its zone says."""
+    zone = value.tzinfo
+    if zone is None or type(zone) is timezone:
+        return True
+    return type(zone).__module__.partition(".")[0] in _FIXED and zone.utcoffset(None) is not None
+
+
+_FIXED = ("dateutil", "pydantic_core", "pytz")
 
 
 def _text(value: str) -> Any:
@@ -141,11 +164,34 @@ def _mapping(value: Mapping[Any, Any], classes: bool) -> Any:
     if len(inner) != 1:
         return inner
     (name,) = inner
-    return {LITERAL: inner} if name in _READ or name in _READ_GROUP or name in _READ_CLASS else inner
+    is_tag = name in _READ or name in _READ_GROUP or name in _READ_CLASS or name == UNSERIALISABLE
+    return {LITERAL: inner} if is_tag else inner
+
+
+def _collection(kind: type, value: Any) -> dict[str, Any]:
+    more = getattr(value, "maxlen", None)
+    if kind is collections.defaultdict and value.default_factory is not None:
+        more = next((name for name, made in _FACTORIES.items() if made is value.default_factory), None)
+        if more is None:
+            raise TypeError("a function in a defaultdict")
+    items = value.items() if isinstance(value, dict) else value
+    return {"$collection": [kind.__name__, tagged(list(items)), more]}
+
+
+def _collection_of(form: Any, read: Read) -> Any:
+    name, items, more = form
+    kind: Any = next(kind for kind in COLLECTIONS if kind.__name__ == name)
+    if kind is collections.deque:
+        return collections.deque(read(items), more)
+    if kind is not collections.defaultdict:
+        return kind(dict(read(items)))
+    return collections.defaultdict(None if more is None else _FACTORIES[more], dict(read(items)))
 
 
 def fields(value: Any, *, exactly: bool = False) -> Any:
     """An object of a class as plain data; *exactly* keeps values that the class would write as something else."""
+    if _is_named(type(value)):
+        return value._asdict()
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         try:
@@ -159,10 +205,10 @@ def fields(value: Any, *, exactly: bool = False) -> Any:
         return wire()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    msgspec = sys.modules.get("msgspec")
-    if msgspec is not None and isinstance(value, msgspec.Struct):
-        return msgspec.to_builtins(value, builtin_types=(bytes, bytearray))
-    raise TypeError(type(value).__name__)
+    names = _field_names(type(value))  # of msgspec or attrs
+    if names is None:
+        raise TypeError(type(value).__name__)
+    return {name: getattr(value, name) for name in names}
 
 
 def untagged(value: Any, *, classes: bool = True) -> Any:
@@ -188,7 +234,7 @@ def untagged(value: Any, *, classes: bool = True) -> Any:
                 return group(inner, read)
             if _names_class(name, inner):
                 return read(inner[1])
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
             return value
     return {name: read(item) for name, item in value.items()}
 
@@ -219,33 +265,39 @@ def has_classes(form: Any) -> bool:
 
 # -- classes -----------------------------------------------------------------------------------------------------------
 
-_PLAIN = ("builtins", "datetime", "decimal", "uuid", "pathlib", "pathlib._local")
+_PLAIN = ("builtins", "collections", "datetime", "decimal", "uuid", "pathlib", "pathlib._local")
+_BY_TEXT = ("fractions", "ipaddress", "pydantic.networks")
+"""Modules of classes that are made of their text."""
 
 
 def _names_class(name: str, inner: Any) -> bool:
-    if name not in _READ_CLASS or type(inner) is not list or len(inner) not in (2, 3):
+    if name not in _READ_CLASS or type(inner) is not list or len(inner) < 2:
         return False
-    return type(inner[0]) is str and type(inner[1]) is (dict if name == _OBJECT else str)
+    return type(inner[0]) is str and type(inner[1]) in ((dict,) if name == _OBJECT else (str, int))
 
 
 def _with_class(kind: type, value: Any) -> Any:
     """The form of an object of a class; ``None`` for what has no class of its own; ``TypeError`` if it has no form."""
     if isinstance(value, enum.Enum):
-        if kind[value.name] is not value:  # type: ignore[index] # several flags
-            raise TypeError(kind.__name__)
-        return {_ENUM: [class_name(kind), value.name]}
-    if kind in (datetime, time) and type(value.tzinfo) not in (timezone, type(None)) and not _zoned(value):
+        several = isinstance(value, enum.Flag) and value.name not in type(value).__members__
+        return {_ENUM: [class_name(kind), value.value if several else value.name]}
+    if kind in (datetime, time) and not _is_fixed(value) and not _zoned(value):
         raise TypeError(type(value.tzinfo).__name__)
+    if kind.__name__ == "SecretStr" and kind.__module__ == "pydantic.types":
+        return {"$secret": tagged(value.get_secret_value())}
+    if kind.__module__ in _BY_TEXT:
+        return {_TEXT: [class_name(kind), str(value)]}
     shape = _shape(kind)
     if shape is not None:
         if any(name not in shape.fields and not _is_cached(kind, name) for name in getattr(value, "__dict__", ())):
             raise TypeError(kind.__name__)
-        there = {name: tagged(getattr(value, name)) for name in shape.fields if hasattr(value, name)}
+        there = {name: tagged(getattr(value, name)) for name in shape.fields}
         if not shape.is_pydantic:
             return {_OBJECT: [shape.name, there]}
-        if value.__pydantic_extra__ or value.__pydantic_private__:
-            raise TypeError(kind.__name__)
-        return {_OBJECT: [shape.name, there, sorted(value.__pydantic_fields_set__)]}
+        state = value.__getstate__()
+        rest = [state.get(f"__pydantic_{name}__") for name in ("extra", "private")]
+        more = [tagged(rest)] if any(rest) else []
+        return {_OBJECT: [shape.name, there, sorted(state["__pydantic_fields_set__"]), *more]}
     if kind.__module__ not in _PLAIN:
         raise TypeError(kind.__name__)
     return None
@@ -265,8 +317,19 @@ class _Shape(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _shape(kind: type) -> _Shape | None:
-    names = _field_names(kind)
-    return None if names is None else _Shape(class_name(kind), dict.fromkeys(names), hasattr(kind, "model_construct"))
+    names, is_pydantic = _field_names(kind), hasattr(kind, "model_construct")
+    if names is None or not (is_pydantic or hasattr(kind, "__struct_fields__") or _is_named(kind) or has_no_base(kind)):
+        return None
+    return _Shape(class_name(kind), dict.fromkeys(names), is_pydantic)
+
+
+def has_no_base(kind: Any) -> bool:
+    """Whether an object of the class is nothing but its attributes: no exception, no dictionary, no list."""
+    return kind.__new__ is object.__new__
+
+
+def _is_named(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def _field_names(kind: type) -> Iterable[str] | None:
@@ -276,10 +339,10 @@ def _field_names(kind: type) -> Iterable[str] | None:
     known: Any = getattr(kind, "__pydantic_fields__", None)
     if known is None:
         known = getattr(kind, "__struct_fields__", None) if "msgspec" in sys.modules else None
-    if known is None and issubclass(kind, tuple):
-        known = getattr(kind, "_fields", None)
-    if known is None:
-        known = [field.name for field in getattr(kind, "__attrs_attrs__", ())] or None
+    if known is None and _is_named(kind):
+        known = kind._fields  # type: ignore[attr-defined]
+    if known is None and (attributes := getattr(kind, "__attrs_attrs__", None)) is not None:
+        known = [attribute.name for attribute in attributes]
     return None if known is None else list(known)
 
 
@@ -298,19 +361,28 @@ def _class_of(name: str) -> type | None:
 
 def _object_of(form: Any, read: Read) -> Any:
     """An object as it was, with the fields that it had: nothing of its class's own code runs but where it must."""
-    name, there, *given = form
+    name, there, *more = form
     kind: Any = _class_of(name)
     shape = None if kind is None else _shape(kind)
-    if shape is None:
+    if shape is None or shape.fields.keys() != there.keys():  # another class by now
         raise LookupError(name)
     values = {field: read(value) for field, value in there.items()}
+    if _is_named(kind):
+        return kind._make(values[field] for field in shape.fields)
     if shape.is_pydantic:
-        return kind.model_construct(set(given[0]), **values)
-    if issubclass(kind, tuple) or hasattr(kind, "__struct_fields__"):
-        return kind(**values)
-    new = object.__new__(kind)
+        extra, private = read(more[1]) if len(more) > 1 else (None, None)
+        if extra is None and kind.model_config.get("extra") == "allow":
+            extra = {}
+        state = {"__pydantic_fields_set__": set(more[0]), "__pydantic_extra__": extra, "__pydantic_private__": private}
+        new = kind.__new__(kind)
+        new.__setstate__({"__dict__": values, **state})
+        return new
+    if hasattr(kind, "__struct_fields__"):
+        new, put = kind(**values), sys.modules["msgspec"].structs.force_setattr  # its own code may change them
+    else:
+        new, put = object.__new__(kind), object.__setattr__
     for field, value in values.items():
-        object.__setattr__(new, field, value)
+        put(new, field, value)
     return new
 
 
@@ -319,7 +391,15 @@ def _member_of(form: Any, read: Read) -> Any:
     kind: Any = _class_of(name)
     if not isinstance(kind, enum.EnumMeta):
         raise LookupError(name)
-    return kind[member]
+    return kind[member] if type(member) is str else kind(member)
 
 
-_READ_CLASS: dict[str, Callable[[Any, Read], Any]] = {_OBJECT: _object_of, _ENUM: _member_of}
+def _of_text(form: Any, read: Read) -> Any:
+    name, text = form
+    kind: Any = _class_of(name)
+    if kind is None or kind.__module__ not in _BY_TEXT:
+        raise LookupError(name)
+    return kind(text)
+
+
+_READ_CLASS: dict[str, Callable[[Any, Read], Any]] = {_OBJECT: _object_of, _ENUM: _member_of, _TEXT: _of_text}

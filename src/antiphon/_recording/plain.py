@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import PurePath
 from typing import Any
@@ -15,7 +15,8 @@ import orjson
 
 from antiphon.contract.events import UNSERIALISABLE
 
-_TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS
+_TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
+"""orjson leaves out the fields of dataclasses that begin with an underscore."""
 _OPTIONS = _TEXT_KEYS | orjson.OPT_NON_STR_KEYS  # at twice the price
 _KEPT = _TEXT_KEYS | orjson.OPT_APPEND_NEWLINE
 """The newline is cut off: what orjson returns holds on to its buffer of 4 KB, and a slice of it does not."""
@@ -35,8 +36,9 @@ def _default(value: Any) -> Any:
     wire = getattr(value, "to_wire", None)
     if callable(wire):
         return wire()
-    if isinstance(value, msgspec.Struct):
-        return msgspec.to_builtins(value)
+    names = fields_of(value)
+    if names is not None:  # also of what would be written as a list: the names say what is secret
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=repr)
     if isinstance(value, str):
@@ -52,6 +54,15 @@ def _default(value: Any) -> Any:
     if isinstance(value, bool | int | float):
         return float(value) if isinstance(value, float) else int(value)
     return unserialisable(value)
+
+
+def fields_of(value: Any) -> Sequence[str] | None:
+    """The names of the fields of a dataclass, a struct or a named tuple."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [field.name for field in dataclasses.fields(value)]
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
+    return value._fields if isinstance(value, tuple) and hasattr(value, "_fields") else None
 
 
 def chunk_of(data: Any) -> Any:
@@ -100,7 +111,7 @@ def _leaf_by_leaf(value: Any, above: tuple[int, ...]) -> Any:
         if len(inner) == len(members):
             return inner
         return {"$items": [[_leaf_by_leaf(key, within), item] for _, key, item in members]}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and fields_of(value) is None:
         return [_leaf_by_leaf(item, within) for item in value]
     try:
         return orjson.loads(orjson.dumps(value, _default, _OPTIONS))
@@ -144,9 +155,11 @@ def _exact(value: Any, above: tuple[int, ...]) -> Any:
         return _exact_text(str.__str__(value))
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = vars(value) if hasattr(value, "__dict__") else [field.name for field in dataclasses.fields(value)]
-        return _exact_object({name: getattr(value, name) for name in names if not name.startswith("_")}, within)
+    names = fields_of(value)
+    if names is not None:
+        more = [name for name in getattr(value, "__dict__", ()) if name not in names and not name.startswith("_")]
+        there = [name for name in (*names, *more) if hasattr(value, name)]
+        return _exact_object({name: getattr(value, name) for name in there}, within)
     if isinstance(value, Mapping):
         return _exact_object(value, within)
     if isinstance(value, (list, tuple)):

@@ -121,6 +121,8 @@ def _verdict(arguments: argparse.Namespace) -> dict[str, Any]:
 
     if arguments.value is not None and arguments.no_value:
         raise InvalidInput("Give --value or --no-value, not both.")
+    if arguments.value is not None and not arguments.happened:
+        raise InvalidInput("--value is the result of a call that happened.", hint="Leave it out, or give --happened.")
     return {
         "verdict": "happened" if arguments.happened else "did-not-happen",
         "value": json_value(arguments.value, "--value"),

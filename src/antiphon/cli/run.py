@@ -60,6 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
             left["afterEnd"] = late
         if warnings:
             left["warnings"] = warnings
+        if result.error is not None and code is None:
+            own = result.error if isinstance(result.error, AntiphonError) else None
+            left["error"] = type(result.error).__name__ if own is None else own.code
+            left |= {"message": str(result.error)} if own is None else {"message": own.message, "hint": own.hint}
         ui.print_json({"run": result.id, "name": result.name, "status": result.status, **left, "output": result.output})
     else:
         if isinstance(result.output, str):

@@ -323,6 +323,14 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
     return KeyRing(wrapping, opening, in_process=in_process)
 
 
+def make_project_key(config: Config) -> None:
+    """Make the key of the project's store if there is none: what is recorded into a file must be readable tomorrow."""
+    from antiphon._seal import Sealer
+
+    if not process_environment().get(REPLAY_KEY):
+        Sealer.from_key_file(config.store.seal_key_file or ensure_home() / "antiphon.db.seal-key")
+
+
 def _key_file(config: Config, store: Store) -> Path | None:
     """The key file of a store; of one in this process that of the project's store, if it has one."""
     own = seal_key_file(config, store)

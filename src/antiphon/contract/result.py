@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -95,13 +96,25 @@ class ToolResultEnvelope(Value, frozen=True, omit_defaults=True):
 
 
 def _plain(value: Any) -> Any:
-    """Models of other libraries and paths as plain data."""
+    """Models of other libraries, paths, and subclasses of JSON's own types as plain data."""
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")
     if hasattr(value, "__fspath__"):
         return str(value)
+    for kind, make in _SIMPLER:
+        if isinstance(value, kind):
+            return make(value)
     raise TypeError(f"objects of type {type(value).__name__} have no JSON form")
+
+
+_SIMPLER: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (int, int),
+    (float, float),
+    (Mapping, dict),
+    (Sequence, list),
+)
 
 
 class ToolDenied(msgspec.Struct, frozen=True):

@@ -318,6 +318,12 @@ class Admin:
                 hint="--value JSON, or --no-value if it returns nothing.",
                 path="$.value",
             )
+        if verdict == "did-not-happen" and value is not None:
+            raise InvalidInput(
+                "A call that did not happen has no result. Nothing was changed.",
+                hint="Leave the value out, or say that it happened.",
+                path="$.value",
+            )
         record = await self._find(key)
         if record.error is not UNSET and record.error.code == SERVED[0]:
             raise InvalidInput(

@@ -55,10 +55,12 @@ _SHAPES = {
     "card": deferred(r"[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}"),
 }
 """What the value of a field looks like whose name calls it a code or a number."""
+_LETTER = r"[^\W_]"
 _EMAIL = deferred(
-    r"(?<![A-Za-z0-9._%+@-])(?<!//)(?!git@)[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}"
-    r"(?![A-Za-z0-9-])"
+    rf"(?<![\w.%+@-])(?<!//)(?!git@){_LETTER}[\w.%+'-]{{0,63}}@(?:(?:{_LETTER}|-){{1,63}}\.){{1,8}}[^\W\d_]{{2,24}}"
+    r"(?![^\W_]|-)"
 )
+"""Letters of any script: addresses have them before and behind the sign."""
 _PHONE = deferred(
     r"(?<![A-Za-z0-9+.=/-])(?:"
     r"\+[0-9](?:[ ().-]{0,2}[0-9]){6,14}"

@@ -74,7 +74,7 @@ def _scan_file(file: Path, redactor: Redactor) -> Iterable[tuple[str, str, str]]
     with file.open("rb") as stream:
         head = stream.read(4096)
     if b"\0" in head:
-        return _without_pseudonyms(_scan_binary(file), _pseudonyms(_stored_events(file)))
+        return _without_pseudonyms(_scan_stored(file), _pseudonyms(_stored_events(file)))
     small = file.stat().st_size <= _JSON_LIMIT
     document = file.read_bytes() if small else b""
     keys = [] if small and _SEAL_KEY.search(document) is None else _seal_keys(file)
@@ -137,11 +137,10 @@ def _exported_events(document: Any) -> Iterable[Any]:
     return events if isinstance(events, list) else ()
 
 
-def _stored_events(file: Path) -> Iterator[Any]:
-    """The events of a database of ours; *file* is the database or the log beside it."""
+def _rows(file: Path, *statements: str) -> Iterator[tuple[Any, ...]]:
+    """What is in a database of SQLite; nothing for any other file, or if it is damaged."""
     import sqlite3
 
-    file = file.with_name(file.name.removesuffix("-wal"))
     log = file.with_name(f"{file.name}-wal")
     try:
         with file.open("rb") as stream:
@@ -150,10 +149,46 @@ def _stored_events(file: Path) -> Iterator[Any]:
         # Without a log nobody writes; opened in any other way, SQLite would leave files beside the database.
         uri = f"{file.resolve().as_uri()}?{'mode=ro' if log.exists() else 'immutable=1'}"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
-            for (body,) in database.execute("SELECT body FROM events"):
-                yield orjson.loads(body)
-    except (OSError, sqlite3.Error, orjson.JSONDecodeError):
-        return  # a database of others, or a damaged one: it names no pseudonyms
+            database.text_factory = lambda data: data.decode("utf-8", "replace")
+            for statement in statements:
+                yield from database.execute(statement)
+    except (OSError, sqlite3.Error):
+        return
+
+
+def _stored_events(file: Path) -> Iterator[Any]:
+    """The events of a database of ours; *file* is the database or the log beside it."""
+    with contextlib.suppress(orjson.JSONDecodeError):  # a database of others: it names no pseudonyms
+        for (body,) in _rows(file.with_name(file.name.removesuffix("-wal")), "SELECT body FROM events"):
+            yield orjson.loads(body)
+
+
+def _scan_stored(file: Path) -> Iterator[tuple[str, str, str]]:
+    """A database or an archive: its bytes, and what is in its tables besides."""
+    log = file.with_name(f"{file.name}-wal")
+    seen = {secret for _, _, secret in _scan_binary(log)} if log.exists() else set[str]()  # it has findings of its own
+    for found in itertools.chain(_scan_binary(file), _scan_rows(file)):
+        if found[0].startswith("byte") or found[2] not in seen:
+            yield found
+        seen.add(found[2])
+
+
+def _scan_rows(file: Path) -> Iterator[tuple[str, str, str]]:
+    """The values in the tables of a database: on its pages they stand without a gap."""
+    for (table,) in _rows(file, "SELECT name FROM sqlite_master WHERE type = 'table'"):
+        quoted = '"' + table.replace('"', '""') + '"'
+        for number, row in enumerate(_rows(file, f"SELECT * FROM {quoted}"), 1):  # noqa: S608 - quoted
+            for value in row:
+                text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+                if isinstance(text, str):
+                    for kind, secret in _tokens(without_escapes(text)):
+                        yield f"table {table}, row {number}", kind, secret
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    for pattern in (TOKENS, PRIVATE_KEY):
+        for match in pattern().finditer(text):
+            yield match.lastgroup or "private_key", match[0]
 
 
 def _pseudonyms(events: Iterable[Any]) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import orjson
@@ -238,3 +239,16 @@ def test_a_large_document_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         if run is runs[0]:
             looked.clear()
     assert not looked, "another run of the same rules has the same answer"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["jürgen.groß@example.de", "info@müller-gmbh.de", "jörg@example.com", "o'neil@example.com", "андрей@почта.рф"],
+)
+def test_addresses_of_any_script_are_masked_whole(address: str) -> None:
+    redactor = Redactor(Rules(), salt="00" * 16)
+    shown = redactor.redact_text(f"Write to {address}, please.")
+    assert re.fullmatch(r"Write to \[email:[0-9a-f]+\], please\.", shown)
+    data, _ = redactor.redact_bytes(orjson.dumps({"to": address, "text": f"<{address}>"}))
+    assert address not in data.decode()
+    assert "@" not in data.decode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from pathlib import Path
@@ -50,6 +51,15 @@ def test_an_armoured_key_is_one_finding(tmp_path: Path) -> None:
     file = tmp_path / "id_rsa"
     file.write_text("# my key\n" + Forge(2).pem() + "\nend\n")
     assert [(f.where, f.kind) for f in scan(file)] == [("line 2", "private_key")]
+
+
+def test_a_token_right_behind_another_column_is_found(tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "a.db")) as database:
+        database.execute("CREATE TABLE t (a TEXT, b TEXT)")
+        database.execute("INSERT INTO t VALUES ('abc', ?)", (f"sk-proj-{'Zq8vR2mX' * 6}",))
+        database.commit()
+    (finding,) = scan(tmp_path)
+    assert (finding.where, "Zq8v" in str(finding)) == ("table t, row 1", False)
 
 
 def test_a_database_is_searched_for_tokens(tmp_path: Path) -> None:
