@@ -211,13 +211,11 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
 @contextmanager
 def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
     """A live run, exported when the test has passed; a failed test leaves the old recording as it was."""
-    from antiphon.config.wiring import make_project_key
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import export_run, manifest_at
     from antiphon.ops.doctor import missing
     from antiphon.ops.entry import GRACE_S
 
-    make_project_key(app.config)
     with using(app), app.run(item.name, like=manifest_at(path)) as run:  # with its key: a diff shows changes only
         yield run
     run.scope.origin.wait(GRACE_S)

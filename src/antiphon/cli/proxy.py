@@ -220,7 +220,7 @@ async def _wrapped(app: Any, arguments: argparse.Namespace, server: list[str]) -
         out.flush()
 
     loop = asyncio.get_running_loop()
-    lines = pump(sys.stdin.buffer, loop)
+    lines = pump(open(0, "rb", closefd=False), loop)  # noqa: SIM115 - it is the thread's, which may never return from it
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lines.put_nowait, None)
     name = arguments.server or Path(server[0]).stem

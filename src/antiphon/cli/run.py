@@ -123,7 +123,7 @@ def exec_(arguments: argparse.Namespace) -> int:
         raise InvalidInput("There is no command to run.", hint="Write: antiphon exec -- python agent.py")
     if shutil.which(words[0]) is None:
         raise InvalidInput(f"There is no program {words[0]!r}.", hint="Give its path, or a name in PATH.")
-    replay = _resolve(arguments) if arguments.replay else None
+    replay, recorded = _resolve(arguments) if arguments.replay else (None, None)
     with tempfile.TemporaryDirectory(prefix="antiphon-exec-") as folder:
         report = Path(folder, "report.json")
         order = {
@@ -152,6 +152,10 @@ def exec_(arguments: argparse.Namespace) -> int:
     if "begun" in found:
         return _cut_off(found["run"], code, replay is not None)
     if replay is not None:
+        if recorded is not None and recorded != code:
+            text = f"the program ended with exit code {code}; when it was recorded, with {recorded}"
+            found["divergences"] = [*found["divergences"][:9], {"message": text}]
+            found["divergenceCount"] += 1
         return _replayed(found, code, arguments.quiet)
     if not arguments.quiet:
         print(ui.dim(_summary(found, code)), file=sys.stderr)
@@ -194,12 +198,15 @@ def _name(command: Sequence[str]) -> str:
     return Path(script).stem
 
 
-def _resolve(arguments: argparse.Namespace) -> str:
-    """The id of the recording; an artifact is read into the store first."""
+def _resolve(arguments: argparse.Namespace) -> tuple[str, int | None]:
+    """The id of the recording, and its exit code if that is known; an artifact is read into the store first."""
+    from antiphon._recording.run import EXIT_TAG
     from antiphon.ops.artifacts import open_recording
 
     with application(arguments) as app:
-        return open_recording(app, arguments.replay).manifest.id
+        manifest = open_recording(app, arguments.replay).manifest
+    code = manifest.tags.get(EXIT_TAG, "0" if manifest.status == "completed" else "")
+    return manifest.id, int(code) if code.isdecimal() else None
 
 
 def _start(command: Sequence[str], order: Mapping[str, Any]) -> int:

@@ -296,8 +296,13 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
 
     @functools.cache
     def wrapping() -> Sealer | None:
-        if in_process:
-            return next(iter(opening()), None)
+        if in_process:  # what leaves it for a file must be readable tomorrow: the project's key, made if there is none
+            if not opening():
+                from antiphon._seal import Sealer
+
+                Sealer.from_key_file(config.store.seal_key_file or ensure_home() / "antiphon.db.seal-key")
+                opening.cache_clear()
+            return opening()[0]
         own = sealer()
         return None if own is None else own.for_replay()
 
@@ -321,14 +326,6 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
         return (*given(), *(found.for_replay() for found in own))
 
     return KeyRing(wrapping, opening, in_process=in_process)
-
-
-def make_project_key(config: Config) -> None:
-    """Make the key of the project's store if there is none: what is recorded into a file must be readable tomorrow."""
-    from antiphon._seal import Sealer
-
-    if not process_environment().get(REPLAY_KEY):
-        Sealer.from_key_file(config.store.seal_key_file or ensure_home() / "antiphon.db.seal-key")
 
 
 def _key_file(config: Config, store: Store) -> Path | None:

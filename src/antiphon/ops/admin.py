@@ -190,7 +190,8 @@ class Admin:
     def _described(self, record: DedupeRecord) -> dict[str, Any]:
         prints = self._fingerprints
         fingerprint = prints.of(record.key) if prints.last else record.key[:_FINGERPRINT]
-        return {**describe(self._opened(record), fingerprint), "lost": self._lost(record)}
+        key = self._shown(record.idempotency_key)
+        return {**describe(self._opened(record), fingerprint), "idempotencyKey": key, "lost": self._lost(record)}
 
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """What operators did, newest first."""

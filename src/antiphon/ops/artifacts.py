@@ -80,10 +80,10 @@ def export_run(
         session = app._redactor.redact(session, "session_id")
     manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags, session=session)
     kept = None if manifest.seal else app.keys.kept.get(manifest.id)
-    sealer = None if kept is None else app.keys.wrapping()
-    if kept is not None and sealer is not None and any(SEALED in event.meta for event in events_of(app, manifest.id)):
-        # the store ends with this process: its key goes with the artifact
-        manifest = msgspec.structs.replace(manifest, seal=kept.wrap(sealer).to_wire())
+    if kept is not None and any(SEALED in event.meta for event in events_of(app, manifest.id)):
+        sealer = app.keys.wrapping()  # the store ends with this process: its key goes with the artifact
+        if sealer is not None:
+            manifest = msgspec.structs.replace(manifest, seal=kept.wrap(sealer).to_wire())
 
     form = kind or ("kurral" if path.suffix == ".kurral" else "antiphon")
     own, wanted = app.keys.key_of(manifest), _key_there(app, path) if form == "antiphon" and manifest.seal else None

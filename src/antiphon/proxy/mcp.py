@@ -436,7 +436,7 @@ def unknown(failure: BaseException) -> dict[str, Any]:
     code = "outcome_unknown" if "outcome_unknown" in notes else "error"
     text = f"{type(failure).__name__}: {failure}".removesuffix(": ")
     if code == "outcome_unknown":
-        text = f"It is not known whether the tool ran: {text}. It is not called again for this call."
+        text = f"It is not known whether the tool ran: {text.rstrip('.')}. It is not called again for this call."
     return _failed(code, text)
 
 

@@ -100,6 +100,14 @@ def test_a_divergence_is_exit_code_1(program: Program) -> None:
     assert "lovelace" not in secret.stderr + secret.stdout
 
 
+def test_a_replay_that_ends_otherwise_differs(program: Program) -> None:
+    leaves = _PLAIN + "sys.exit(int(sys.argv[2]))\n"
+    assert program.run("--", "hi", "7", code=leaves).returncode == 7
+    changed = program.run("--replay", "latest", "--", "hi", "0", code=leaves)
+    assert changed.returncode == 1
+    assert "ended with exit code 0; when it was recorded, with 7" in changed.stderr
+
+
 def test_a_replay_cannot_reach_the_world(program: Program) -> None:
     assert program.run("--", "hi", code=_PLAIN).returncode == 0
     escape = _PLAIN.replace(

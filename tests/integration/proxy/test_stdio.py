@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,17 @@ def test_a_server_that_ends_leaves_an_unknown_outcome_and_what_it_wrote_is_passe
     [manifest] = app.journal.runs(tenant=app.tenant)
     ends = [event.payload["outcome"] for event in app.journal.events(manifest.id) if event.type == "call.finished"]
     assert ends == ["error", "error"]
+
+
+def test_a_server_that_ends_while_its_client_waits_is_an_exit_code(tmp_path: Path) -> None:
+    program = "import sys; sys.stdin.readline(); sys.exit(3)"
+    command = [str(Path(sys.executable).parent / "antiphon"), "mcp", "wrap", "--", sys.executable, "-c", program]
+    env = {**os.environ, "ANTIPHON_HOME": str(tmp_path / "home")}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as wrap:
+        assert wrap.stdin is not None
+        wrap.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge"}}\n')
+        wrap.stdin.flush()
+        assert wrap.wait(30) == 3
 
 
 def test_record_new_sends_no_call_of_a_tool_that_a_review_calls_a_side_effect(

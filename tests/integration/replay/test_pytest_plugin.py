@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,26 @@ def test_record_replay_rewrite(project: Project) -> None:
     code, out = project.run("-k", "payment", AMOUNT="6")
     assert code == 0, out
     assert project.verdicts() == [("test_agent.py::test_payment", "pass")]
+
+
+def test_an_address_in_a_new_project_is_replayed(project: Project) -> None:
+    (project.folder / "test_mail.py").write_text(
+        "import antiphon, pytest\n"
+        "gateway = antiphon.Gateway()\n"
+        "@gateway.tool(idempotent=False)\n"
+        "def send(to): return 'sent to ' + to\n"
+        "@pytest.mark.antiphon\n"
+        "def test_greeting(): assert send('bob@example.com') == 'sent to bob@example.com'\n"
+    )
+    code, out = project.run("test_mail.py", "--antiphon-record")
+    assert code == 0, out
+    assert b"bob@" not in next(project.folder.rglob("test_greeting.antiphon")).read_bytes()
+    code, out = project.run("test_mail.py")
+    assert code == 0, out
+    shutil.rmtree(project.folder / "home")
+    code, out = project.run("test_mail.py")
+    assert code == 1
+    assert "ANTIPHON_REPLAY_KEY" in out
 
 
 def test_workers_do_not_disturb_each_other(project: Project) -> None:
