@@ -95,6 +95,8 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
             raise InvalidInput("Name one claim.", hint="Several are resolved with one verdict, or chosen by --tool.")
         return await _resolve_all(admin, arguments, chosen, keys)
     if arguments.what == "list":
+        if keys:
+            raise InvalidInput("antiphon claims list takes no key.", hint="One claim: antiphon claims show KEY")
         return await admin.claims(**chosen, state=arguments.state, limit=arguments.limit)
     if arguments.what == "show":
         return await admin.claim(arguments.key)

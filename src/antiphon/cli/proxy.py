@@ -188,6 +188,8 @@ def mcp(arguments: argparse.Namespace) -> int:
       antiphon mcp wrap --run files --mode replay -- npx -y @modelcontextprotocol/server-filesystem .
     """
     words: list[str] = arguments.words
+    if words[1:2] in (["--help"], ["-h"]):
+        return call("mcp", mcp, ["--help"])
     if not words or words[0] != "wrap":
         raise InvalidInput("There is nothing to wrap.", hint="Write: antiphon mcp wrap -- COMMAND")
     place = words.index("--") if "--" in words else 0

@@ -37,7 +37,8 @@ _LONGEST_QUOTED = 4096
 TRIVIAL = deferred(
     r"(?i:\*+|[|>][+-]?|x{3,}|\.{3,}|-+|true|false|yes|no|on|off|none|null|nil|undefined|required|optional|string|str|bytes"
     r"|int|bool|any|text|self|redacted|hidden|masked|include|omit|same-origin|bearer|basic|digest|oauth2?|api_?key"
-    r"|<[^<>]*>|\[[a-z ]*\]|\(.*\)|\{\{.*\}\}|%[a-z_0-9]+%)|\$[A-Z_][A-Z0-9_]*|\$\{[^}]*\}|env:[A-Z0-9_]+"
+    r"|<[^<>]*>|\[[a-z ]*\]|\(.*\)|\{\{.*\}\}|%[a-z_0-9]+%)|env:[A-Z0-9_]+"
+    r"|(?:(?:Bearer|Basic|Token) )?(?:\$[A-Z_][A-Z0-9_]*|\$\{[^}]*\})"
 )
 """Stands for a secret and is none: masks, variables, type names, words such as ``required``."""
 

@@ -57,6 +57,9 @@ def test_run_with_json(antiphon: Command) -> None:
     warning, *_ = told.pop("warnings")  # further ones are about SDKs that other tests have loaded
     assert warning.startswith("no model call and no tool call was recorded")
     assert told == {"run": told["run"], "name": "later", "status": "completed", "output": {"asked": "hi"}}
+    done = antiphon("run", "agent.py:fail", "--input", '"hi"', "--json")
+    assert (done.code, done.json["status"], done.json["output"]) == (1, "failed", None)
+    assert (done.json["error"], done.json["message"]) == ("ValueError", "no such order")
     Path("own.py").write_text(
         'import antiphon\ndef main():\n    with antiphon.run("inner") as run:\n        return run.id\n'
     )

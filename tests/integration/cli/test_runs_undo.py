@@ -157,6 +157,8 @@ def test_what_needs_a_person_is_listed_and_the_exit_code_says_so(trip: Trip, ant
     assert shown.count("needs a person: ") == 3
     (claim,) = antiphon("claims", "list", "--state", "unknown", "--json").json["claims"]
     assert claim["tool"] == "tools/book.undo"
+    wrong = antiphon("claims", "resolve", claim["key"], "--did-not-happen", "--value", '"sent"')
+    assert (wrong.code, "--value is the result of a call that happened" in wrong.err) == (2, True)
     assert antiphon("claims", "resolve", claim["key"], "--happened", "--no-value").code == 0
     done = trip.undo(run, "--json")
     assert done.code == 1  # the mail
