@@ -161,8 +161,9 @@ def _refreshed(call: GuardedCall, _: None) -> Step:
 
 def _derive_given(call: GuardedCall, maker: KeyMaker, given_key: str) -> None:
     """The keys of a call whose caller or hook named one: that alone is its identity (D2)."""
-    key, call.idempotency_key, digest, given, _ = maker.keys_given(call.arguments, given_key, call.options.keyed)
+    key, named, digest, given, _ = maker.keys_given(call.arguments, given_key, call.options.keyed)
     call.key = call.identity = key
+    call.idempotency_key = call.plan.results.kept_key(key, named)
     call.pair = (call.plan.name, digest)
     call.params = (digest, given)
 

@@ -130,7 +130,8 @@ def _dispatch(call: GuardedCall) -> Dispatch:
         deadline = None if limit is None else plan.now_ms() / 1000 + limit
         session, actor, _ = call.place
         who = (call.number, call.request_id, call.call_id, session, actor)
-        context = CallContext(plan.name, call.idempotency_key or call.request_id, call.version, deadline, *who)
+        key = policy.given_key or call.idempotency_key or call.request_id
+        context = CallContext(plan.name, key, call.version, deadline, *who)
         call.off_path().outer_running = running.get()
         if not tool.streams:
             running.set(context)

@@ -78,6 +78,8 @@ def _move(call: GuardedCall, place: Place) -> None:
         keys = maker.keys_given(call.arguments, given, call.options.keyed)
         call.identity = keys.store_key
     call.place, call.key, call.idempotency_key = place, keys.store_key, keys.idempotency_key
+    if given is not None:
+        call.idempotency_key = plan.results.kept_key(call.key, given)
     call.pair = (plan.name, keys.store_key if given is None else keys.params_digest)
     call.params = (keys.params_digest, keys.params_digest_exact)
 
@@ -505,17 +507,18 @@ def _unknown(call: GuardedCall, found: DedupeRecord, mark: bool, current: bool) 
         settlement = unknown(call, "its worker was lost")._replace(attempts=(), attempt_count=1)
         settlement = approval.kept_by(found, settlement)
         return Mark(call.key, found.version, settlement, _marked)  # the store may have found the outcome in its log
-    return read_back(tool, call.arguments, found, _reconciled)
+    return read_back(call, tool, call.arguments, found, _reconciled)
 
 
-def read_back(tool: Tool, given: dict[str, Any], found: DedupeRecord, then: Then) -> Reconcile:
+def read_back(call: GuardedCall, tool: Tool, given: dict[str, Any], found: DedupeRecord, then: Then) -> Reconcile:
     """Ask the tool's own read-back what came of the call that *found* is the record of."""
     arguments: tuple[Any, ...] = (dict(given),)
     if tool.reconcile_wants_context:
         request = found.request
         call_id = None if request.tool_call_id is UNSET else request.tool_call_id
         who = (request.request_id, call_id, request.session_key, request.actor_id)
-        arguments += (CallContext(tool.full_name, found.idempotency_key, found.fence, None, 0, *who),)
+        key = call.plan.results.given_key(found)
+        arguments += (CallContext(tool.full_name, key, found.fence, None, 0, *who),)
     assert tool.spec.reconcile is not None
     return Reconcile(tool.spec.reconcile, arguments, then)
 

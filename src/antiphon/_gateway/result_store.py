@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,26 @@ class ResultStore:
         from antiphon.redact import secrets_in
 
         return secrets_in(arguments, self._masks.redact)
+
+    # -- the caller's key ----------------------------------------------------------------------------------------
+
+    def kept_key(self, key: str, given: str) -> str:
+        """The key that a caller gave, as the record *key* keeps it: sealed if it is, or holds, a secret."""
+        if self.redactor is None or self.is_plain(orjson.dumps(given)):
+            return given
+        try:
+            sealer = self._sealer()
+            return given if sealer is None else str(sealer.seal(given.encode(), key.encode()))
+        except Exception:  # a key file that cannot be read
+            return self.clean(given)
+
+    def given_key(self, record: DedupeRecord) -> str:
+        """The key that the caller gave."""
+        kept = record.idempotency_key
+        if kept.startswith("s2."):
+            with contextlib.suppress(StoreError):  # of another seal key; or the caller's key looks like this
+                return self._unseal(record, kept).decode()
+        return kept
 
     # -- keeping -------------------------------------------------------------------------------------------------
 

@@ -238,7 +238,7 @@ def _found(call: GuardedCall, reply: Existing | None) -> Step:
         return claim.begin_named(call)
     if of.tool.spec.reconcile is None or not is_current:
         return _still_unknown(call)
-    return claim.read_back(of.tool, of.arguments, record, lambda call, answer: _said(call, record, answer))
+    return claim.read_back(call, of.tool, of.arguments, record, lambda call, answer: _said(call, record, answer))
 
 
 def _status(record: DedupeRecord) -> str:

@@ -163,18 +163,26 @@ class Admin:
         return sorted(found, key=lambda record: record.fence, reverse=True)
 
     def _opened(self, record: DedupeRecord, *, masks: bool = True) -> DedupeRecord:
-        """The record, with sealed arguments as they were, or as an operator may see them."""
+        """The record, with sealed arguments and a sealed key as they were, or as an operator may see them."""
+        key = self._unsealed(record, record.idempotency_key)
+        given = record.idempotency_key if key is None else key.decode()
+        record = msgspec.structs.replace(record, idempotency_key=self._shown(given) if masks else given)
         if record.arguments is UNSET:
             return record
         _, sealed = split_note(record.arguments)
         if not sealed.startswith("s2."):
             return msgspec.structs.replace(record, arguments=sealed)
-        sealer, arguments = self._sealer(), ""
-        if sealer is not None:
-            with contextlib.suppress(StoreError):  # of another key, or damaged
-                data = sealer.unseal(sealed, context=record.key.encode())
-                arguments = masked(data, self._redactor) if masks else data.decode()
+        data = self._unsealed(record, sealed) or b""
+        arguments = masked(data, self._redactor) if masks else data.decode()
         return msgspec.structs.replace(record, arguments=arguments)
+
+    def _unsealed(self, record: DedupeRecord, sealed: str) -> bytes | None:
+        """What is sealed in a record; nothing, if it is not, is damaged, or the key is another one."""
+        sealer = self._sealer() if sealed.startswith("s2.") else None
+        if sealer is not None:
+            with contextlib.suppress(StoreError):
+                return bytes(sealer.unseal(sealed, context=record.key.encode()))
+        return None
 
     def _lost(self, record: DedupeRecord) -> bool:
         """A write whose worker has not extended its lease: the next equal call would find it unknown."""
@@ -190,8 +198,7 @@ class Admin:
     def _described(self, record: DedupeRecord) -> dict[str, Any]:
         prints = self._fingerprints
         fingerprint = prints.of(record.key) if prints.last else record.key[:_FINGERPRINT]
-        key = self._shown(record.idempotency_key)
-        return {**describe(self._opened(record), fingerprint), "idempotencyKey": key, "lost": self._lost(record)}
+        return {**describe(self._opened(record), fingerprint), "lost": self._lost(record)}
 
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """What operators did, newest first."""
