@@ -152,10 +152,9 @@ def exec_(arguments: argparse.Namespace) -> int:
     if "begun" in found:
         return _cut_off(found["run"], code, replay is not None)
     if replay is not None:
-        if recorded is not None and recorded != code:
+        if recorded not in (None, code) and not found["divergenceCount"]:  # else it may be what came of that
             text = f"the program ended with exit code {code}; when it was recorded, with {recorded}"
-            found["divergences"] = [*found["divergences"][:9], {"message": text}]
-            found["divergenceCount"] += 1
+            found["divergences"], found["divergenceCount"] = [{"message": text}], 1
         return _replayed(found, code, arguments.quiet)
     if not arguments.quiet:
         print(ui.dim(_summary(found, code)), file=sys.stderr)
