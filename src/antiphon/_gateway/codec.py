@@ -19,8 +19,7 @@ log = logging.getLogger("antiphon.gateway")
 _looking = threading.Lock()
 """Two threads that let msgspec look at a type for the first time crash the process."""
 
-_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME
-_ONLY_JSON = _OPTIONS | orjson.OPT_PASSTHROUGH_DATACLASS
+_ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _KEPT = _ONLY_JSON | orjson.OPT_APPEND_NEWLINE
 """The newline is cut off: what orjson returns holds on to its buffer of 4 KB, and a slice of it does not."""
 _dumps = orjson.dumps

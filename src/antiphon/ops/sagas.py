@@ -16,6 +16,7 @@ from antiphon._gateway.undo import NOT_READABLE, Execution, Undo, may_stand
 from antiphon._recording.recorder import whole
 from antiphon._replay.recording import full_name
 from antiphon.contract.events import Event, RunManifest, is_masked, type_not_kept
+from antiphon.decide.claim import is_unknown
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.admin import note
 from antiphon.ops.app import Antiphon, using
@@ -52,10 +53,20 @@ class Logged:
         where = started.meta.get("execution")
         place = where if isinstance(where, dict) else {}
         self._claim = (str(place.get("key", "")), str(place.get("identity", "")))
+        self._journal = app.journal
         self._value: Any = NOTHING
         known = finished is not None and said.get("outcome") == "ok" and not finished.meta.get("stream")
         if known and finished is not None and not is_masked(finished) and type_not_kept(said.get("value")) is None:
             self._value = said.get("value")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody knows, or can be asked, if it took effect: it is not undone before a person has said so."""
+        if self.tool is None or self.tool.spec.reconcile is not None:
+            return False
+        found = self._journal.read(*self._claim)
+        record = None if found is None else found.own or found.current
+        return record is not None and (record.state == "inflight" or is_unknown(record))
 
     @property
     def undoes(self) -> Undo:
@@ -210,13 +221,19 @@ def _stands(finished: Event) -> bool:
     return dispatched and may_stand(str(error.get("code")), str(error.get("status")))
 
 
+_UNKNOWN = "it is not known whether it took effect: antiphon claims resolve"
+
+
 def _planned(saga: dict[str, Any], writes: Iterable[Logged], before: Iterable[Logged]) -> dict[str, Any]:
-    shown = [
-        _saga.Undone(w.tool_name, w.call_name, "needs a person", w.why_not).to_wire()
-        if w.why_not
-        else {"tool": w.tool_name, "call": w.call_name, "state": "would be undone"}
-        for w in writes
-    ]
+    shown, first = [], ""
+    for write in writes:
+        tool, call = write.tool_name, write.call_name
+        why = write.why_not or (f"it is undone only after {first}" if first else _UNKNOWN if write.is_open else "")
+        if why:
+            shown.append(_saga.Undone(tool, call, "needs a person", why).to_wire())
+            first = first or ("" if why == _saga.NO_UNDO else f"{tool} {call}")
+        else:
+            shown.append({"tool": tool, "call": call, "state": "would be undone"})
     return {"id": saga["id"], "name": saga["name"], "state": saga["state"], "writes": shown + _before(before)}
 
 

@@ -108,6 +108,15 @@ def test_a_dry_run_says_what_would_be_undone_and_undoes_nothing(trip: Trip, anti
     assert antiphon("show", run, "--json").json == before
 
 
+def test_a_dry_run_knows_what_waits_for_a_person(trip: Trip) -> None:
+    trip.module.fails["book b"] = KeyboardInterrupt()
+    run = trip.leaves(KeyboardInterrupt())
+    planned, done = (trip.undo(run, *words, "--json").json["sagas"][0]["writes"] for words in (["--dry-run"], []))
+    assert [write["state"] for write in planned] == [write["state"] for write in done] == ["needs a person"] * 2
+    assert "antiphon claims resolve" in planned[0]["why"]
+    assert planned[1]["why"] == done[1]["why"] == "it is undone only after tools/book 0@1"
+
+
 def test_it_undoes_once_and_says_so(trip: Trip, antiphon: Command) -> None:
     run = trip.leaves(KeyboardInterrupt())
     assert f"antiphon runs undo {run}" in antiphon("show", run).out
