@@ -208,7 +208,8 @@ class Desk:
             if row["tool"].startswith("tools/charge") and item.endswith(f"-{name}"):
                 what = "refund" if row["tool"].endswith(".undo") else "charge"
                 verdict = "happened" if (what, item) in lines else "did-not-happen"
-                drive(admin.resolve(row["key"], verdict, value=item, reason="looked it up"))
+                value = item if verdict == "happened" else None
+                drive(admin.resolve(row["key"], verdict, value=value, reason="looked it up"))
 
     def left(self, name: str) -> list[str]:
         """The calls that a person is asked to look after."""

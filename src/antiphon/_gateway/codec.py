@@ -142,6 +142,7 @@ class Declared:
     def __init__(self, returns: Any, name: str) -> None:
         self._returns, self._name = returns, name
         self._made: tuple[Callable[[bytes], Any], Callable[[Any], Any]] | None = None
+        self._known: dict[str, type] | None = None
 
     def __call__(self, data: bytes) -> Any:
         try:
@@ -164,8 +165,13 @@ class Declared:
 
         if has_classes(form) or (type(form) is dict and form.keys() == {EXACT}):
             with contextlib.suppress(Exception):  # a class that is not loaded, or has changed
-                return untagged(form)
+                return untagged(form, known=self._classes())
         return self._typed()[1](untagged(form, classes=False))
+
+    def _classes(self) -> dict[str, type]:
+        if self._known is None:
+            self._known = {kind.__qualname__: kind for kind in _classes_in(self._returns, set())}
+        return self._known
 
     def _typed(self) -> tuple[Callable[[bytes], Any], Callable[[Any], Any]]:
         if self._made is None:
@@ -181,8 +187,11 @@ def _typed(returns: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], Any]]:
         return _by_name(adapter.validate_json), _by_name(adapter.validate_python)
     import msgspec
 
-    if not _is_safe(returns, set()):
-        raise TypeError("msgspec cannot make a dataclass that is an exception or a collection, too")
+    from antiphon._gateway.tagged import has_no_base
+
+    for kind in _classes_in(returns, set()):
+        if hasattr(kind, "__dataclass_fields__") and not has_no_base(kind):  # it would crash the process
+            raise TypeError("msgspec cannot make a dataclass that is an exception or a collection, too")
 
     def convert(value: Any) -> Any:
         from antiphon._gateway.tagged import BUILT_IN
@@ -192,18 +201,17 @@ def _typed(returns: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], Any]]:
     return msgspec.json.Decoder(returns).decode, convert
 
 
-def _is_safe(annotation: Any, seen: set[Any]) -> bool:
-    """Whether msgspec can make the type: a dataclass that derives from a built-in type crashes the process."""
-    from antiphon._gateway.tagged import has_no_base
-
+def _classes_in(annotation: Any, seen: set[Any]) -> set[Any]:
+    """The classes in an annotation, and in those of their fields."""
     if isinstance(annotation, type) and typing.get_origin(annotation) is None:
-        if annotation in seen:
-            return True
-        seen.add(annotation)
-        hints = typing.get_type_hints(annotation).values() if annotation.__module__ != "builtins" else ()
-        made = not hasattr(annotation, "__dataclass_fields__") or has_no_base(annotation)
-        return made and all(_is_safe(hint, seen) for hint in hints)
-    return all(_is_safe(part, seen) for part in typing.get_args(annotation))
+        if annotation not in seen and annotation.__module__ != "builtins":
+            seen.add(annotation)
+            with contextlib.suppress(NameError, TypeError):  # of a name that is not known here
+                for hint in typing.get_type_hints(annotation).values():
+                    _classes_in(hint, seen)
+    for part in typing.get_args(annotation):
+        _classes_in(part, seen)
+    return seen
 
 
 def _by_name(validate: Callable[..., Any]) -> Callable[[Any], Any]:

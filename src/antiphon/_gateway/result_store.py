@@ -230,13 +230,17 @@ def _clean_chunks(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:
     """The chunks of a stream without secrets; one may span several of them."""
     from antiphon.redact._stream import redacting
 
-    found = codec.plain(data)
+    found = orjson.loads(data)  # as it is written: objects of classes, too
     if not isinstance(found, list):
         return redactor.redact_bytes(data)
     chunks = [_bytes_again(chunk) for chunk in found]
     stream = redacting(getattr(redactor, "made", redactor), chunks[0] if chunks else None)  # one that is built late
     clean = [final for chunk in chunks for final in stream.feed(chunk)] + stream.finish()
-    return (data, False) if clean == chunks else (codec.encode(clean), True)
+    return (data, False) if clean == chunks else (orjson.dumps([_written_chunk(chunk) for chunk in clean]), True)
+
+
+def _written_chunk(chunk: Any) -> Any:
+    return {"$bytes": chunk.decode("latin-1")} if isinstance(chunk, bytes) else chunk
 
 
 def _bytes_again(chunk: Any) -> Any:

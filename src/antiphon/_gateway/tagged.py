@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path, PurePath
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
@@ -62,6 +63,8 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "$str": lambda value: value.encode("latin-1").decode("utf-8", "surrogatepass"),
 }
 Read = Callable[[Any], Any]
+Known = Mapping[str, type]
+_NOBODY: Known = MappingProxyType({})
 _READ_GROUP: dict[str, Callable[[Any, Read], Any]] = {
     "$set": lambda value, read: set(map(read, value)),
     "$frozenset": lambda value, read: frozenset(map(read, value)),
@@ -211,12 +214,13 @@ def fields(value: Any, *, exactly: bool = False) -> Any:
     return {name: getattr(value, name) for name in names}
 
 
-def untagged(value: Any, *, classes: bool = True) -> Any:
+def untagged(value: Any, *, classes: bool = True, known: Known = _NOBODY) -> Any:
     """The value that :func:`tagged` was given; a tag whose content was changed (redacted, edited) stays as it is.
 
-    An object whose class is not loaded, or has changed, raises. Without *classes* it comes as its fields.
+    An object whose class is not loaded, or has lost fields, raises. *known* are classes by their names that may have
+    moved since, or been the script's. Without *classes* an object comes as its fields.
     """
-    read = functools.partial(untagged, classes=classes)
+    read: Any = functools.partial(untagged, classes=classes, known=known)
     if type(value) is list:
         return [read(item) for item in value]
     if type(value) is not dict:
@@ -224,7 +228,7 @@ def untagged(value: Any, *, classes: bool = True) -> Any:
     if len(value) == 1:
         [(name, inner)] = value.items()
         if classes and _names_class(name, inner):
-            return _READ_CLASS[name](inner, read)
+            return _READ_CLASS[name](inner, read, known)
         try:
             of_json = _READ.get(name)
             if of_json is not None:
@@ -233,7 +237,7 @@ def untagged(value: Any, *, classes: bool = True) -> Any:
             if group is not None:
                 return group(inner, read)
             if _names_class(name, inner):
-                return read(inner[1])
+                return read(inner[2 if name == _ENUM and len(inner) > 2 else 1])
         except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError):
             return value
     return {name: read(item) for name, item in value.items()}
@@ -273,14 +277,14 @@ _BY_TEXT = ("fractions", "ipaddress", "pydantic.networks")
 def _names_class(name: str, inner: Any) -> bool:
     if name not in _READ_CLASS or type(inner) is not list or len(inner) < 2:
         return False
-    return type(inner[0]) is str and type(inner[1]) in ((dict,) if name == _OBJECT else (str, int))
+    return type(inner[0]) is str and type(inner[1]) in ((dict,) if name == _OBJECT else (str, type(None)))
 
 
 def _with_class(kind: type, value: Any) -> Any:
     """The form of an object of a class; ``None`` for what has no class of its own; ``TypeError`` if it has no form."""
     if isinstance(value, enum.Enum):
         several = isinstance(value, enum.Flag) and value.name not in type(value).__members__
-        return {_ENUM: [class_name(kind), value.value if several else value.name]}
+        return {_ENUM: [class_name(kind), None if several else value.name, _value_of(value)]}
     if kind in (datetime, time) and not _is_fixed(value) and not _zoned(value):
         raise TypeError(type(value.tzinfo).__name__)
     if kind.__name__ == "SecretStr" and kind.__module__ == "pydantic.types":
@@ -301,6 +305,14 @@ def _with_class(kind: type, value: Any) -> Any:
     if kind.__module__ not in _PLAIN:
         raise TypeError(kind.__name__)
     return None
+
+
+def _value_of(member: enum.Enum) -> Any:
+    """The value of a member, for who does not have its class; none if it has no form."""
+    try:
+        return tagged(member.value)
+    except TypeError:
+        return None
 
 
 def _is_cached(kind: type, name: str) -> bool:
@@ -346,60 +358,76 @@ def _field_names(kind: type) -> Iterable[str] | None:
     return None if known is None else list(known)
 
 
-_known: WeakValueDictionary[str, type] = WeakValueDictionary()
+_found: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
-def _class_of(name: str) -> type | None:
-    """The class of that name, if it is loaded; one that was found is not looked for again."""
-    kind = _known.get(name)
+def _class_of(name: str, known: Known) -> type | None:
+    """The class of that name: where it was, or, if it has moved or was the script's, one that is known by its name."""
+    own = name.partition(".")[0] == "__main__"
+    kind = known.get(name.removeprefix("__main__.")) if own and known else None
+    kind = kind or _loaded(name)
+    return kind or next((kind for known_as, kind in known.items() if name.endswith(f".{known_as}")), None)
+
+
+def _loaded(name: str) -> type | None:
+    """The class that is loaded under that name; one that was found is not looked for again."""
+    kind = _found.get(name)
     if kind is None or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
         kind = class_named(name)
         if kind is not None:
-            _known[name] = kind
+            _found[name] = kind
     return kind
 
 
-def _object_of(form: Any, read: Read) -> Any:
-    """An object as it was, with the fields that it had: nothing of its class's own code runs but where it must."""
+def _object_of(form: Any, read: Read, known: Known) -> Any:
+    """An object as it was, with the fields that it had: nothing of its class's own code runs but where it must.
+
+    Fields that its class has got since then have their defaults.
+    """
     name, there, *more = form
-    kind: Any = _class_of(name)
+    kind: Any = _class_of(name, known)
     shape = None if kind is None else _shape(kind)
-    if shape is None or shape.fields.keys() != there.keys():  # another class by now
+    if shape is None or not there.keys() <= shape.fields.keys():  # another class by now
         raise LookupError(name)
     values = {field: read(value) for field, value in there.items()}
-    if _is_named(kind):
-        return kind._make(values[field] for field in shape.fields)
     if shape.is_pydantic:
         extra, private = read(more[1]) if len(more) > 1 else (None, None)
         if extra is None and kind.model_config.get("extra") == "allow":
             extra = {}
+        for field in shape.fields.keys() - values.keys():
+            if kind.__pydantic_fields__[field].is_required():
+                raise LookupError(name)
+            values[field] = kind.__pydantic_fields__[field].get_default(call_default_factory=True)
         state = {"__pydantic_fields_set__": set(more[0]), "__pydantic_extra__": extra, "__pydantic_private__": private}
         new = kind.__new__(kind)
         new.__setstate__({"__dict__": values, **state})
         return new
-    if hasattr(kind, "__struct_fields__"):
-        new, put = kind(**values), sys.modules["msgspec"].structs.force_setattr  # its own code may change them
+    if _is_named(kind):
+        return kind._make({**kind._field_defaults, **values}[field] for field in shape.fields)
+    if len(values) < len(shape.fields) or hasattr(kind, "__struct_fields__"):
+        new = kind(**values)
     else:
-        new, put = object.__new__(kind), object.__setattr__
+        new = object.__new__(kind)
+    put = sys.modules["msgspec"].structs.force_setattr if hasattr(kind, "__struct_fields__") else object.__setattr__
     for field, value in values.items():
-        put(new, field, value)
+        put(new, field, value)  # also where its own code has changed it
     return new
 
 
-def _member_of(form: Any, read: Read) -> Any:
-    name, member = form
-    kind: Any = _class_of(name)
+def _member_of(form: Any, read: Read, known: Known) -> Any:
+    name, member, *value = form
+    kind: Any = _class_of(name, known)
     if not isinstance(kind, enum.EnumMeta):
         raise LookupError(name)
-    return kind[member] if type(member) is str else kind(member)
+    return kind(read(value[0])) if member is None else kind[member]
 
 
-def _of_text(form: Any, read: Read) -> Any:
+def _of_text(form: Any, read: Read, known: Known) -> Any:
     name, text = form
-    kind: Any = _class_of(name)
+    kind: Any = _loaded(name)
     if kind is None or kind.__module__ not in _BY_TEXT:
         raise LookupError(name)
     return kind(text)
 
 
-_READ_CLASS: dict[str, Callable[[Any, Read], Any]] = {_OBJECT: _object_of, _ENUM: _member_of, _TEXT: _of_text}
+_READ_CLASS: dict[str, Callable[[Any, Read, Known], Any]] = {_OBJECT: _object_of, _ENUM: _member_of, _TEXT: _of_text}

@@ -56,12 +56,12 @@ _SHAPES = {
     "card": deferred(r"[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}"),
 }
 """What the value of a field looks like whose name calls it a code or a number."""
-_LETTER = r"[^\W_]"
+_LETTER = r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0370-\u03ff\u0400-\u052f"
+"""Latin, Greek and Cyrillic: scripts with spaces around an address. Others may stand right beside one."""
 _EMAIL = deferred(
-    rf"(?<![\w.%+@-])(?<!//)(?!git@){_LETTER}[\w.%+'-]{{0,63}}@(?:(?:{_LETTER}|-){{1,63}}\.){{1,8}}[^\W\d_]{{2,24}}"
-    r"(?![^\W_]|-)"
+    rf"(?<![{_LETTER}0-9._%+@-])(?<!//)(?!git@)[{_LETTER}0-9][{_LETTER}0-9._%+'-]{{0,63}}(?<!')"
+    rf"@(?:[{_LETTER}0-9-]{{1,63}}\.){{1,8}}[{_LETTER}]{{2,24}}(?![{_LETTER}0-9-])"
 )
-"""Letters of any script: addresses have them before and behind the sign."""
 _PHONE = deferred(
     r"(?<![A-Za-z0-9+.=/-])(?:"
     r"\+[0-9](?:[ ().-]{0,2}[0-9]){6,14}"

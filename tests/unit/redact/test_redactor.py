@@ -242,6 +242,23 @@ def test_a_large_document_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "ご質問は {}までご連絡いただけますようお願い申し上げます。",
+        "请联系{}谢谢您的来信我们将在三个工作日内回复您的问题并且处理完毕。",
+        "您好{}谢谢",
+        "문의는 {}으로 보내주세요",
+        "字" * 80 + "{}",
+        "mailto:{}?subject=a",
+    ],
+)
+def test_an_address_right_beside_letters_of_another_script_is_masked(text: str) -> None:
+    redactor = Redactor(Rules(), salt="00" * 16)
+    plain = redactor.redact_text("alice@example.com")
+    assert redactor.redact_text(text.format("alice@example.com")) == text.format(plain)
+
+
+@pytest.mark.parametrize(
     "address",
     ["jürgen.groß@example.de", "info@müller-gmbh.de", "jörg@example.com", "o'neil@example.com", "андрей@почта.рф"],
 )
