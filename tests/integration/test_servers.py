@@ -100,7 +100,7 @@ def test_a_server_that_cannot_start_says_why(valkey_server: Callable[..., Valkey
 @pytest.fixture
 def client(valkey_server: Callable[..., Valkey], fault_proxy: StartProxy) -> tuple[FaultProxy, redis.Redis]:
     proxy = fault_proxy(valkey_server().port)
-    return proxy, redis.Redis(port=proxy.port, socket_timeout=0.3, retry=Retry(NoBackoff(), 0), protocol=2)
+    return proxy, redis.Redis(port=proxy.port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0), protocol=2)
 
 
 def test_proxy_loses_answers_after_the_request_arrived(client: tuple[FaultProxy, redis.Redis]) -> None:
@@ -116,7 +116,7 @@ def test_proxy_loses_answers_after_the_request_arrived(client: tuple[FaultProxy,
 def test_proxy_delays_refuses_resets_and_truncates(client: tuple[FaultProxy, redis.Redis]) -> None:
     proxy, valkey = client
     valkey.set("n", "12345")
-    proxy.delay(0.6)
+    proxy.delay(2.0)
     with pytest.raises(redis.TimeoutError):
         valkey.ping()
     proxy.heal()

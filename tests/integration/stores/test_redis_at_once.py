@@ -55,7 +55,7 @@ def test_a_connection_that_breaks_is_made_anew(
 
 def test_a_claim_that_got_no_answer_is_given_back(valkey_server: Callable[..., Valkey]) -> None:
     server = valkey_server()
-    url = f"{server.url}?socket_timeout=0.3&socket_connect_timeout=0.2"
+    url = f"{server.url}?socket_timeout=2&socket_connect_timeout=2"
     journal = RedisStore(url, retry_timeout_s=0.1).open_sync()
     claimed(journal.begin(request_for("first")))
     server.pause()

@@ -263,7 +263,7 @@ def test_a_claim_that_was_reported_as_failed_is_given_back_when_the_server_wakes
             until_sync(lambda: client.getrange(name, 0, 1) == CLEARED)
         claimed(await journal.begin(request_for("ghost", "call-2")))
 
-    in_face(face, RedisStore(f"{server.url}?socket_timeout=0.3&socket_connect_timeout=0.2", retry_timeout_s=0.1), work)
+    in_face(face, RedisStore(f"{server.url}?socket_timeout=2&socket_connect_timeout=2", retry_timeout_s=0.1), work)
 
 
 @both_faces
@@ -282,7 +282,7 @@ def test_a_server_that_does_not_answer_fails_in_time(face: Face, valkey_server: 
             server.resume()
         assert await journal.settle("k", held.version, done()) is not None
 
-    in_face(face, RedisStore(f"{server.url}?socket_timeout=0.5&socket_connect_timeout=0.3", retry_timeout_s=0.2), work)
+    in_face(face, RedisStore(f"{server.url}?socket_timeout=1.5&socket_connect_timeout=1.5", retry_timeout_s=0.2), work)
 
 
 async def test_a_cancelled_caller_gives_its_claim_back(valkey_url: str, unique: str, fault_proxy: Proxy) -> None:
