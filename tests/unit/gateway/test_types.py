@@ -300,15 +300,16 @@ def test_a_class_that_has_moved_or_was_the_scripts_is_known_by_its_declaration()
 
 
 def test_a_class_of_another_script_is_not_taken_for_the_declared_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = codec.encode(Point(1)).replace(Point.__module__.encode(), b"__main__")
     other = dataclasses.make_dataclass("Point", [("x", int), ("y", Decimal)])
     monkeypatch.setattr("antiphon._gateway.tagged._loaded", lambda name: other)
-    data = codec.encode(Point(1)).replace(Point.__module__.encode(), b"__main__")
+    assert type(codec.plain(data)) is other
     assert type(codec.decoder(Point)(data)) is Point
 
 
 def test_an_object_of_a_class_that_has_lost_fields_comes_as_its_fields(caplog: pytest.LogCaptureFixture) -> None:
-    data = codec.encode([Refused("no"), Colour.RED]).replace(b'"reason"', b'"why"').replace(b".Colour", b".Gone")
-    assert codec.plain(data) == [{"why": "no"}, "red"]
+    assert codec.plain(codec.encode(Refused("no")).replace(b'"reason"', b'"why"')) == {"why": "no"}
+    assert codec.plain(codec.encode(Colour.RED).replace(b".Colour", b".Gone")) == "red"
     assert "its class is not loaded, or has changed" in caplog.text
 
 
