@@ -31,6 +31,7 @@ from typing import Any
 
 from antiphon import AsyncGateway, Gateway
 from antiphon.stores import PostgresStore, RedisStore, SQLiteStore
+from tests.interrupts import causes
 from tests.servers import Postgres, Valkey
 from tests.unit.gateway.kit import envelope
 
@@ -65,12 +66,6 @@ class Shop:
 
     def was_entered(self, order: str) -> bool:
         return self.entered[order] > 0 or order in self.frames
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__context__
 
 
 def wire(order: str) -> dict[str, Any]:
@@ -143,7 +138,7 @@ def _interrupt_sync(gateway: Gateway, shop: Shop, count: int, chance: random.Ran
             alarm.off()
             alarm.span_s *= 0.9  # about three calls in four are interrupted, anywhere between begin and end
         except BaseException as error:  # a second one may have made something else of it inside a lock or a thread
-            if not any(isinstance(one, KeyboardInterrupt) for one in _causes(error)):
+            if not any(isinstance(one, KeyboardInterrupt) for one in causes(error)):
                 raise
             interrupted += 1
             alarm.span_s *= 1.03

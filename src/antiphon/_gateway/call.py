@@ -6,11 +6,11 @@ as a step; a driver makes the step and hands the reply back (``steps``, ``driver
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from antiphon import _lineage, _scope
+from antiphon._daemon import Latch
 from antiphon._gateway.approving import Asked
 from antiphon._gateway.context import CallContext, Held, held, running
 from antiphon._gateway.hooks import HookCall
@@ -83,7 +83,7 @@ class Extras:
     outer_point: Point | None = None
     late: Any = None
     """Settles the record with a result that comes after the call was given up (R8)."""
-    over: threading.Event | None = None
+    over: Latch | None = None
     """Set when the call is over; a late result waits for it."""
     stream: Any = None
     """The stream that the caller reads."""

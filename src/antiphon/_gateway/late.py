@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any
 
+from antiphon._daemon import Latch
 from antiphon._gateway import codec
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.report import About
@@ -30,7 +30,7 @@ class LateResult:
         self.call_id = call.call_id
         self.place, self.key = call.place, call.key
         self.about: About | None = call.about
-        self.over: threading.Event = threading.Event() if before is None else before.over
+        self.over: Latch = Latch() if before is None else before.over
         """Set when the call has written its own end, which goes first."""
         self.doubts: set[int] = set() if before is None else before.doubts
         """The attempts of the call that may have had an effect."""

@@ -12,9 +12,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
+from antiphon._daemon import Daemon, Signal
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.store_breaker import PAUSE_S as BREAKER_PAUSE_S
 from antiphon._gateway.store_breaker import PROBE, StoreBreaker, is_sick
@@ -34,12 +34,6 @@ _LONGEST_NAP_S = 60.0
 PAUSE_S = 60.0
 PORTION = 1000
 _SOON_S = 1.0
-
-
-def _emptied(wakes: SimpleQueue[None]) -> None:
-    with contextlib.suppress(Empty):
-        while True:
-            wakes.get_nowait()
 
 
 def _nothing(*_: Any) -> None:
@@ -109,9 +103,8 @@ class Leases:
         """Stop renewing."""
         self._journal: SyncJournal | None = None
         self._opening = threading.Lock()
-        self._mending = threading.Lock()
-        self._mender: threading.Thread | None = None
-        self._wanted: SimpleQueue[None] = SimpleQueue()
+        self._wanted = Signal()
+        self._mender = Daemon("antiphon-mend")
         self._next = _NEVER
         """When to look next; later calls with longer leases need not change it."""
         self._attached = attached
@@ -171,28 +164,21 @@ class Leases:
 
     def _mend_beside(self) -> None:
         """On a thread of its own, as long as it takes: a store that hangs keeps no lease of another from renewal."""
-        self._wanted.put(None)
-        with self._mending:
-            if self._mender is None:
-                self._mender = threading.Thread(target=self._mend_until_well, name="antiphon-mend", daemon=True)
-                self._mender.start()
+        self._wanted.set()
+        self._mender.start(self._mend_until_well)
 
     def _mend_until_well(self) -> None:
         while True:
-            _emptied(self._wanted)
+            self._wanted.clear()
             try:
                 nap = self._mend(self._clock.monotonic())
             except Exception:
                 log.exception("what was left could not be written; will try again")
                 nap = _SOON_S
             if nap > 0.0:
-                with contextlib.suppress(Empty):
-                    self._wanted.get(timeout=nap)
-                continue
-            with self._mending:
-                if not self._unfinished and not self.breaker.is_open:
-                    self._mender = None
-                    return
+                self._wanted.wait(nap)
+            elif self._mender.leave_if(lambda: not self._unfinished and not self.breaker.is_open):
+                return
 
     def _mend(self, now: float) -> float:
         """Look whether the store works, and write what was left; seconds until there is more to do, 0 if it is done."""
@@ -259,9 +245,7 @@ class Leases:
         self._due.clear()
         self._journal = None
         self._opening = threading.Lock()
-        self._mending = threading.Lock()
-        self._mender = None
-        self._wanted = SimpleQueue()
+        self._wanted = Signal()
         self._next = _NEVER
 
     def look(self) -> float:
@@ -348,9 +332,8 @@ class _Service:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._leases: list[weakref.ref[Leases]] = []
-        self._wakes: SimpleQueue[None] = SimpleQueue()
-        """An event has a lock, which an interrupted thread could leave taken."""
-        self._thread: threading.Thread | None = None
+        self._wakes = Signal()
+        self._thread = Daemon("antiphon-leases")
         self._busy: set[Leases] = set()
         """Those with something to write: they outlive their gateways."""
 
@@ -364,7 +347,7 @@ class _Service:
         """Write what is left, if the stores take it now; then say what was lost."""
         deadline = time.monotonic() + _LAST_WORDS_S
         while self._busy and time.monotonic() < deadline:
-            self._wakes.put(None)
+            self._wakes.set()
             time.sleep(0.02)
         left = sum(leases.unrecorded for leases in list(self._busy))
         if left:
@@ -380,18 +363,13 @@ class _Service:
             self._leases.append(weakref.ref(leases))
 
     def wake(self) -> None:
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="antiphon-leases", daemon=True)
-                    self._thread.start()
-        self._wakes.put(None)
+        self._wakes.set()
+        self._thread.start(self._work)
 
     def after_fork(self) -> None:
         """Threads and locks do not survive a fork; the child's first claim starts its own."""
         self._lock = threading.Lock()
-        self._wakes = SimpleQueue()
-        self._thread = None
+        self._wakes = Signal()
         self._busy.clear()
         for ref in self._leases:
             leases = ref()
@@ -400,10 +378,7 @@ class _Service:
 
     def _work(self) -> None:
         while True:
-            nap = self._look_at_all()
-            with contextlib.suppress(Empty):
-                self._wakes.get(timeout=nap)
-            _emptied(self._wakes)
+            self._wakes.wait(self._look_at_all())
 
     def _look_at_all(self) -> float:
         nap = _LONGEST_NAP_S

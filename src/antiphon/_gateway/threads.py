@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from antiphon._daemon import Latch
+
 Late = Callable[[Any, BaseException | None], None]
 
 
@@ -33,12 +35,13 @@ class Abandoned(Exception):
 class _Work:
     """One tool call on its thread; whoever is later, waiter or worker, sees that the other has gone."""
 
-    __slots__ = ("done", "error", "gave_up", "late", "lock", "value")
+    __slots__ = ("done", "ended", "error", "gave_up", "late", "lock", "value")
 
     def __init__(self, late: Late | None) -> None:
         self.late = late
         self.lock = threading.Lock()
-        self.done = threading.Event()
+        self.done = False
+        self.ended = Latch()
         self.value: Any = None
         self.error: BaseException | None = None
         self.gave_up = False
@@ -141,8 +144,9 @@ class ThreadRunner:
             except BaseException as error:
                 job.error = error
             with job.lock:
-                job.done.set()
+                job.done = True
                 gave_up = job.gave_up
+            job.ended.set()
             if gave_up:
                 with self._lock:
                     self.abandoned -= 1
@@ -156,7 +160,7 @@ class ThreadRunner:
 
     def _give_up(self, job: _Work) -> bool:
         with job.lock:
-            if job.done.is_set():
+            if job.done:
                 return False
             job.gave_up = True
         with self._lock:
@@ -182,7 +186,7 @@ class ThreadRunner:
 
     def _wait(self, job: _Work, limit: float | None) -> Any:
         try:
-            finished = job.done.wait(limit)
+            finished = job.ended.wait(limit)
         except BaseException:
             self._give_up(job)
             raise

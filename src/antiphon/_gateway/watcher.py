@@ -6,13 +6,13 @@ import atexit
 import contextlib
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from antiphon._daemon import Daemon
 from antiphon._gateway.store_breaker import StoreBreaker
 from antiphon._late import traceback_of
 
@@ -41,8 +41,7 @@ class Watcher:
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._begun = 0
         self._over = 0
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = Daemon("antiphon-shadow")
 
     @property
     def beside(self) -> bool:
@@ -68,21 +67,15 @@ class Watcher:
             self._reset()
         self._begun += 1
         self._jobs.put(job)
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name="antiphon-shadow", daemon=True)
-                    self._thread.start()
+        self._thread.start(self._work)
 
     def _work(self) -> None:
         while True:
             try:
                 job = self._jobs.get(timeout=_IDLE_S)
             except Empty:
-                with self._lock:
-                    if self._jobs.empty():
-                        self._thread = None
-                        return
+                if self._thread.leave_if(self._jobs.empty):
+                    return
                 continue
             try:
                 job()

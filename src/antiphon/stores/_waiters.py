@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from antiphon._daemon import Latch
 from antiphon.stores._common import fresh
 
 if TYPE_CHECKING:
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 class ThreadWaiter:
     """A thread that waits."""
 
-    __slots__ = ("_event",)
+    __slots__ = ("_woken",)
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._woken = Latch()
 
     def wake(self, error: Exception | None = None) -> None:
-        self._event.set()
+        self._woken.set()
 
     def block(self, timeout_s: float) -> bool:
         """Block this thread; whether it was woken."""
-        return self._event.wait(max(0.0, timeout_s))
+        return self._woken.wait(max(0.0, timeout_s))
 
     async def wait(self, timeout_s: float) -> bool:
         """The same for steps that are written as coroutines."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from antiphon._daemon import Latch
 from antiphon._gateway import late as module
 from antiphon._gateway.report import Reporter
 from antiphon.contract.spec import RetryPolicy
@@ -44,12 +44,12 @@ def given_up(store: Heard) -> tuple[Face, Hold, Any, Ears]:
 def test_the_end_of_the_call_goes_first(store: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = threading.Event()
 
-    class Waited(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
+    class Waited(Latch):
+        def wait(self, timeout_s: float | None = None) -> bool:
             waits.set()
-            return super().wait(timeout)
+            return super().wait(timeout_s)
 
-    monkeypatch.setattr(module, "threading", SimpleNamespace(Event=Waited))
+    monkeypatch.setattr(module, "Latch", Waited)
     face, hold, call, ears = given_up(store)
     hold.go.set()
     assert waits.wait(PATIENCE_S)

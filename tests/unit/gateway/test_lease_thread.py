@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -90,7 +89,7 @@ def test_what_was_left_is_written_as_soon_as_the_store_works(store: Heard) -> No
     store.steps.until("renew", probes + 2)
     assert store.states == ["inflight"]
     store.repair()
-    store.steps.until_met(lambda: leases._mender is None)
+    store.steps.until_met(lambda: leases._mender.thread is None)
     assert store.states == ["done"]
     assert (leases.unrecorded, leases.breaker.is_open) == (0, False)
     assert leases not in module._service._busy
@@ -114,11 +113,11 @@ def test_a_second_failure_is_mended_too(store: Heard) -> None:
     gateway = left_on(store)
     leases = gateway._plans.leases
     store.repair()
-    store.steps.until_met(lambda: leases._mender is None)
+    store.steps.until_met(lambda: leases._mender.thread is None)
     store.fail("settle", "renew", "read")
     assert gateway.execute(envelope(call_id="c2", params={"to": "bob"})).content == "sent"
     store.repair()
-    store.steps.until_met(lambda: leases._mender is None)
+    store.steps.until_met(lambda: leases._mender.thread is None)
     assert store.states == ["done", "done"]
     gateway.close()
 
@@ -392,27 +391,23 @@ def test_the_gateways_of_a_process_on_one_store_are_counted_together() -> None:
 # -- loops, step by step ----------------------------------------------------------------------------------------------
 
 
-class _Queue:
-    """A queue that nobody waits for: it notes what was put and how long somebody would have waited."""
+class _Signal:
+    """Nobody waits for it: it notes how often it was set and how long somebody would have waited."""
 
-    def __init__(self, *waiting: str) -> None:
-        self.waiting = list(waiting)
+    def __init__(self) -> None:
         self.waits: list[float] = []
-        self.puts = 0
+        self.sets = 0
 
-    def put(self, _: None) -> None:
-        self.puts += 1
+    def set(self) -> None:
+        self.sets += 1
 
-    def get_nowait(self) -> str:
-        if not self.waiting:
-            raise queue.Empty
-        return self.waiting.pop()
+    def clear(self) -> None:
+        self.sets = 0
 
-    def get(self, timeout: float) -> None:
-        self.waits.append(timeout)
+    def wait(self, timeout_s: float) -> None:
+        self.waits.append(timeout_s)
         if len(self.waits) == 3:
             raise SystemExit
-        raise queue.Empty
 
 
 def detached(store: Any = None, **settings: Any) -> tuple[Leases, ManualClock]:
@@ -420,25 +415,30 @@ def detached(store: Any = None, **settings: Any) -> tuple[Leases, ManualClock]:
     return Leases(store or Faulty(), clock, Settings(**settings), attached=False), clock
 
 
-def test_the_thread_sleeps_until_something_is_due_and_takes_all_wakes_at_once() -> None:
+def test_the_thread_sleeps_until_something_is_due() -> None:
     service: Any = module._Service()
-    service._wakes = wakes = _Queue("a", "b")
+    service._wakes = wakes = _Signal()
     naps = [3.0, 2.0, 1.0]
     service._look_at_all = lambda: naps.pop(0)
     with pytest.raises(SystemExit):
         service._work()
     assert wakes.waits == [3.0, 2.0, 1.0]
-    assert wakes.waiting == []
 
 
 def test_the_thread_starts_once() -> None:
     service: Any = module._Service()
-    go = threading.Event()
-    service._work = lambda: go.wait(PATIENCE_S)
+    go, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait(PATIENCE_S)
+
+    service._work = work
     service.wake()
-    thread = service._thread
+    assert begun.wait(PATIENCE_S)
+    thread = service._thread.thread
     service.wake()
-    assert service._thread is thread
+    assert service._thread.thread is thread
     assert (thread.name, thread.daemon, thread.is_alive()) == ("antiphon-leases", True, True)
     go.set()
     thread.join()
@@ -447,7 +447,8 @@ def test_the_thread_starts_once() -> None:
 def test_whoever_mends_waits_as_long_as_it_was_told_and_ends_when_all_is_well() -> None:
     leases: Any
     leases, _ = detached()
-    leases._wanted = wanted = _Queue("a")
+    leases._wanted = wanted = _Signal()
+    wanted.set()
     left: list[Any] = [0.5, RuntimeError("broken"), 0.0, 0.0]
 
     def mend(now: float) -> float:
@@ -460,12 +461,12 @@ def test_whoever_mends_waits_as_long_as_it_was_told_and_ends_when_all_is_well() 
             leases._unfinished.clear()
         return float(said)
 
-    leases._mend, leases._mender = mend, threading.current_thread()
+    leases._mend, leases._mender.thread = mend, threading.current_thread()
     leases._mend_until_well()
     assert wanted.waits == [0.5, 1.0]
-    assert wanted.waiting == []
+    assert wanted.sets == 0
     assert left == []
-    assert leases._mender is None
+    assert leases._mender.thread is None
 
 
 def test_whoever_mends_goes_on_while_the_store_is_sick() -> None:
@@ -549,7 +550,7 @@ def test_while_something_is_left_a_gateway_that_closes_waits_in_short_steps() ->
 
 def test_the_end_of_the_process_looks_in_short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     service: Any = module._Service()
-    service._wakes = wakes = _Queue()
+    service._wakes = wakes = _Signal()
     leases, _ = detached()
     service.keep(leases)
     slept: list[float] = []
@@ -561,7 +562,7 @@ def test_the_end_of_the_process_looks_in_short_steps(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(time, "sleep", sleep)
     service.at_exit()
-    assert (slept, wakes.puts) == ([0.02] * 3, 3)
+    assert (slept, wakes.sets) == ([0.02] * 3, 3)
 
 
 # -- when a lease is renewed ------------------------------------------------------------------------------------------
@@ -665,14 +666,20 @@ def test_a_store_that_fails_while_something_is_written_is_looked_at_after_a_paus
 def test_the_thread_that_mends_has_a_name_and_does_not_keep_the_process() -> None:
     leases: Any
     leases, _ = detached()
-    leases._wanted = wanted = _Queue()
-    go = threading.Event()
-    leases._mend_until_well = lambda: go.wait(PATIENCE_S)
+    leases._wanted = wanted = _Signal()
+    go, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        go.wait(PATIENCE_S)
+
+    leases._mend_until_well = work
     leases._mend_beside()
-    thread = leases._mender
+    assert begun.wait(PATIENCE_S)
+    thread = leases._mender.thread
     leases._mend_beside()
-    assert leases._mender is thread
-    assert (thread.name, thread.daemon, wanted.puts) == ("antiphon-mend", True, 2)
+    assert leases._mender.thread is thread
+    assert (thread.name, thread.daemon, wanted.sets) == ("antiphon-mend", True, 2)
     go.set()
     thread.join()
 

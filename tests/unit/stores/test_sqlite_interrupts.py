@@ -1,8 +1,9 @@
-"""An interrupt right after a transaction was begun, or its connection closed, leaves nothing of it behind."""
+"""An interrupt leaves no transaction, no lock and no lost step of another thread behind, wherever it comes."""
 
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from antiphon.stores.sqlite.file import DatabaseFile, Operation
+from tests.interrupts import Interrupt
 
 INSERT = "INSERT INTO meta (name, value) VALUES (?, ?)"
 
@@ -73,3 +75,32 @@ def test_a_closed_connection_is_not_used_again(file: DatabaseFile) -> None:
     with pytest.raises(KeyboardInterrupt):
         file.close()
     assert _now(file)
+
+
+def test_steps_of_others_are_done_once_wherever_their_leader_is_interrupted(tmp_path: Path) -> None:
+    """Whoever writes for all is interrupted at each of its instructions in turn."""
+
+    def insert(name: str) -> Operation:
+        return Operation(lambda connection: connection.execute(INSERT, (name, 1)).rowcount)
+
+    at, interrupted = 0, True
+    file = DatabaseFile(tmp_path / "claims.db", "NORMAL", 5.0)
+    file.open()
+    while interrupted:
+        at += 1
+        told: list[Operation] = []
+        other = insert(f"other {at}")
+        other.deliver = told.append
+        file.submit(other)
+        mine = insert(f"mine {at}")
+        interrupted = Interrupt(at, "sqlite/file.py").run(lambda mine=mine: file.write(mine))  # type: ignore[misc]
+        after = threading.Thread(target=file.write, args=[insert(f"after {at}")], daemon=True)
+        after.start()
+        after.join(30)
+        assert not after.is_alive(), f"the next one waits for ever after an interrupt at moment {at}"
+        assert (other.done, other.error, bool(told)) == (True, None, True), at
+        assert not file._queue
+    assert at > 20
+    names = [name for (name,) in file.open().execute("SELECT name FROM meta WHERE name LIKE '% %'")]
+    assert {*names} >= {f"{who} {n}" for n in range(1, at + 1) for who in ("other", "after")}
+    file.close()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 
 import psycopg
 
+from antiphon._daemon import Daemon
 from antiphon._drive import drive
 from antiphon.errors import AntiphonError
 from antiphon.ports import BreakerRow, Told
@@ -51,7 +52,7 @@ class Subscriber:
         self._told: dict[str, list[Told]] = {}
         self._seen: dict[str, dict[str, BreakerRow]] = {}
         self._changed: set[str] = set()
-        self._thread: threading.Thread | None = None
+        self._thread = Daemon("antiphon-postgres-listener")
         self._stopping = threading.Event()
         self._pipe: tuple[int, int] | None = None
 
@@ -59,7 +60,7 @@ class Subscriber:
         """Wake *waiter* when this version of the claim has ended, or its lease."""
         with self._lock:
             watch = self._waiters.add(to_text(key), version, waiter)
-            self._start()
+        self._start()
         if not watch.due:
             self._signal()
 
@@ -75,7 +76,7 @@ class Subscriber:
             self._told.setdefault(tenant, []).append(told)
             self._seen.pop(tenant, None)  # the newcomer has seen nothing yet
             self._changed.add(tenant)
-            self._start()
+        self._start()
         self._signal()
 
         def unsubscribe() -> None:
@@ -91,21 +92,19 @@ class Subscriber:
         self._wake_all()
 
     def _start(self) -> None:
-        """Called with the lock held."""
-        if self._thread is None and not self._stopping.is_set():
-            self._pipe = os.pipe()
-            os.set_blocking(self._pipe[1], False)
-            self._thread = threading.Thread(
-                target=self._run, args=self._pipe, name="antiphon-postgres-listener", daemon=True
-            )
-            self._thread.start()
+        if not self._stopping.is_set():
+            self._thread.start(self._run)
 
     def _signal(self) -> None:
         with self._lock, contextlib.suppress(BlockingIOError):  # it is signalled already
             if self._pipe is not None:
                 os.write(self._pipe[1], b"!")
 
-    def _run(self, signals: int, sender: int) -> None:
+    def _run(self) -> None:
+        signals, sender = os.pipe()
+        os.set_blocking(sender, False)
+        with self._lock:
+            self._pipe = signals, sender
         try:
             self._serve(signals)
         finally:

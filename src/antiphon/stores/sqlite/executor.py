@@ -8,12 +8,12 @@ won is never forgotten by its owner.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from antiphon._daemon import Daemon
 from antiphon.stores.sqlite.file import DatabaseFile, Operation, Run
 
 T = TypeVar("T")
@@ -32,6 +32,8 @@ class Answer(asyncio.Future[Any]):
             self.get_loop().call_soon_threadsafe(self._hand_over, operation)
 
     def _hand_over(self, operation: Operation) -> None:
+        if self.done():  # whoever announced it first was interrupted before it could say so
+            return
         if operation.error is not None:
             self.set_exception(operation.error)
         else:
@@ -39,31 +41,24 @@ class Answer(asyncio.Future[Any]):
 
 
 class Worker:
-    """A daemon thread that runs a function whenever it is nudged, and leaves when nobody does for a while."""
+    """Runs a function on a thread whenever it is nudged; the thread leaves when nobody does for a while."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
-        self._name = name
         self._work = work
         self._nudges: SimpleQueue[None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = Daemon(name)
 
     def nudge(self) -> None:
-        with self._lock:
-            self._nudges.put(None)
-            if self._thread is None or not self._thread.is_alive():  # a forked child has no thread yet
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+        self._nudges.put(None)
+        self._thread.start(self._run)
 
     def _run(self) -> None:
         while True:
             try:
                 self._nudges.get(timeout=_IDLE_S)
             except Empty:
-                with self._lock:
-                    if self._nudges.empty():
-                        self._thread = None
-                        return
+                if self._thread.leave_if(self._nudges.empty):
+                    return
                 continue
             self._work()
 

@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -144,14 +145,13 @@ class DatabaseFile:
 
     def write(self, operation: Operation) -> Any:
         """Run a writing step and commit it, together with whatever else is waiting."""
-        self._queue.append(operation)
         try:
+            self._queue.append(operation)
             with self._writer_lock:
                 while not operation.done:
                     self._lead()
         except BaseException:
-            with suppress(ValueError, IndexError, RuntimeError):
-                self._queue.remove(operation)  # interrupted before anybody began it
+            self._unqueue(operation)  # interrupted before anybody began it
             raise
         return operation.answer()
 
@@ -237,13 +237,13 @@ class DatabaseFile:
         self.reset()
 
     def _lead(self) -> None:
-        batch: list[Operation] = []
-        while self._queue and len(batch) < _BATCH:
-            batch.append(self._queue.popleft())
+        """Run what is queued. A step stays in the queue until it is done and announced: whoever is interrupted here
+        leaves it to the next one."""
+        batch = list(islice(self._queue, _BATCH))
         connection: Connection | None = None
         try:
             connection = self._take()
-            self._commit(connection, batch)
+            self._commit(connection, [operation for operation in batch if not operation.done])
         except BaseException as error:
             if connection is not None:
                 connection.close()
@@ -251,8 +251,7 @@ class DatabaseFile:
                 _fail(batch, unavailable(self._name, error))
             elif isinstance(error, Exception):
                 _fail(batch, error)
-            else:  # interrupted: what was not committed is tried again by whoever still wants it
-                self._queue.extendleft(operation for operation in reversed(batch) if not operation.done)
+            else:
                 raise
         else:
             self._idle.append(connection)
@@ -260,6 +259,11 @@ class DatabaseFile:
             for operation in batch:
                 if operation.done:
                     self._announce(operation)
+                    self._unqueue(operation)
+
+    def _unqueue(self, operation: Operation) -> None:
+        with suppress(ValueError, IndexError, RuntimeError):  # it has left; another thread changes the queue just now
+            self._queue.remove(operation)
 
     def _commit(self, connection: Connection, batch: list[Operation]) -> None:
         ran = False

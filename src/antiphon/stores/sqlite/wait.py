@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from antiphon._daemon import Daemon, Signal
 from antiphon.errors import AntiphonError
 from antiphon.stores._waiters import Waiter, Waiters
 from antiphon.stores.sqlite.claims import SQL
@@ -31,8 +32,8 @@ class Poller:
         self._waiters = Waiters()
         self.waiting: Mapping[str, object] = self._waiters.by_key
         """The keys that somebody of this process waits for."""
-        self._arrived = threading.Event()
-        self._running = False
+        self._arrived = Signal()
+        self._thread = Daemon(f"antiphon-poll-{path.name}")
         self._looking = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._seen = -1
@@ -41,11 +42,8 @@ class Poller:
         """Wake *waiter* when *version* is no longer in flight. Look at the claim after this, not before."""
         with self._lock:
             self._waiters.add(key, version, waiter)
-            if self._running:
-                self._arrived.set()
-                return
-            self._running = True
-        threading.Thread(target=self._poll, name=f"antiphon-poll-{self._path.name}", daemon=True).start()
+        self._arrived.set()
+        self._thread.start(self._poll)
 
     def discard(self, key: str, version: int, waiter: Waiter) -> None:
         with self._lock:
@@ -79,12 +77,10 @@ class Poller:
         pause = _SHORTEST_S
         while True:
             if self._arrived.wait(pause * random.uniform(0.5, 1.0)):
-                self._arrived.clear()
                 pause = _SHORTEST_S
+            if self._thread.leave_if(lambda: not self._waiters):
+                break
             with self._lock:
-                if not self._waiters:
-                    self._running = False
-                    break
                 awaited = {key: tuple(versions) for key, versions in self._waiters.by_key.items()}
             try:
                 with self._looking:

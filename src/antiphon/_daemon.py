@@ -1,0 +1,120 @@
+"""Threads and signals that an interrupt cannot leave half made.
+
+A signal's handler may raise at any call that the main thread makes. Inside of :class:`threading.Event` or
+:meth:`threading.Thread.start` that can leave a lock taken, or a thread that never begins, and whoever comes next waits
+for ever. A :class:`queue.SimpleQueue` has no such moment.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+
+class Signal:
+    """Wakes the one thread that waits for it; being woken resets it."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        self._queue.put(None)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block this thread; whether it was woken."""
+        try:
+            self._queue.get(timeout=timeout_s)
+        except Empty:
+            return False
+        self.clear()
+        return True
+
+    def clear(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._queue.get_nowait()
+
+
+class Latch:
+    """Is set once, and stays so for all who wait."""
+
+    __slots__ = ("_is_set", "_queue")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._queue: SimpleQueue[None] = SimpleQueue()
+
+    def set(self) -> None:
+        self._is_set = True
+        self._queue.put(None)
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block this thread; whether it is set."""
+        if not self._is_set:
+            with suppress(Empty):
+                self._queue.get(timeout=timeout_s)
+                self._queue.put(None)  # for the next one
+        return self._is_set
+
+
+class Daemon:
+    """A thread of which there is one at a time: started by whoever has work for it, ended by itself.
+
+    It enters itself, so one whose start was interrupted keeps nobody from starting another.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self.thread: threading.Thread | None = None
+        _all.add(self)
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Unless it runs. To be called after the work was left where it looks for it."""
+        if self.thread is None:
+            threading.Thread(target=self._run, args=(work,), name=self._name, daemon=True).start()
+
+    def leave_if(self, idle: Callable[[], bool]) -> bool:
+        """Called by the work before it ends: whether there is nothing to do. Later work starts another."""
+        with self._lock:
+            if not idle():
+                return False
+            self.thread = None
+            return True
+
+    def _run(self, work: Callable[[], object]) -> None:
+        with self._lock:
+            if self.thread is not None:
+                return
+            self.thread = threading.current_thread()
+        try:
+            work()
+        finally:
+            with self._lock:
+                if self.thread is threading.current_thread():
+                    self.thread = None
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self.thread = None
+
+
+_all: weakref.WeakSet[Daemon] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Neither threads nor locks survive a fork."""
+    for daemon in list(_all):
+        daemon._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)

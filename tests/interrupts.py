@@ -1,0 +1,69 @@
+"""Interrupts where the interpreter raises them: after a call of C code, as a function begins, at a loop's turn."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+_AFTER = frozenset({"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME"})
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what it came of."""
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
+class Interrupt:
+    """Runs a function and raises ``KeyboardInterrupt`` at one of those moments in some code."""
+
+    def __init__(self, at: int, *files: str) -> None:
+        """*files*: parts of the paths of that code."""
+        self.at = at
+        self.files = files
+        self.met = 0
+        """How many such moments there were."""
+        self._last: dict[FrameType, str] = {}
+        self._names: dict[Any, dict[int, str]] = {}
+
+    def run(self, function: Callable[[], Any]) -> bool:
+        """Whether it was interrupted: ``False`` once the function has fewer such moments."""
+        sys.settrace(self._call)
+        try:
+            function()
+        except BaseException as error:
+            if not any(isinstance(one, KeyboardInterrupt) for one in causes(error)):
+                raise
+            return True  # a lock may have made something else of it
+        finally:
+            sys.settrace(None)
+            self._last.clear()
+        return False
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not any(part in frame.f_code.co_filename for part in self.files):
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._opcode
+
+    def _opcode(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "return" and frame.f_back is not None:
+            self._last.pop(frame.f_back, None)  # a return from Python code is no such moment
+        if event == "opcode":
+            if self._last.get(frame) in _AFTER:
+                self.met += 1
+                if self.met == self.at:
+                    raise KeyboardInterrupt
+            self._last[frame] = self._name(frame)
+        return self._opcode
+
+    def _name(self, frame: FrameType) -> str:
+        code = frame.f_code
+        if code not in self._names:
+            self._names[code] = {one.offset: one.opname for one in dis.get_instructions(code)}
+        return self._names[code].get(frame.f_lasti, "")
