@@ -27,8 +27,9 @@ class Interrupt:
         self.files = files
         self.met = 0
         """How many such moments there were."""
-        self._last: dict[FrameType, str] = {}
-        self._names: dict[Any, dict[int, str]] = {}
+        self._last: dict[FrameType, tuple[str, int]] = {}
+        """Name and handler of the instruction before."""
+        self._known: dict[Any, dict[int, tuple[str, int]]] = {}
 
     def run(self, function: Callable[[], Any]) -> bool:
         """Whether it was interrupted: ``False`` once the function has fewer such moments."""
@@ -55,15 +56,24 @@ class Interrupt:
         if event == "return" and frame.f_back is not None:
             self._last.pop(frame.f_back, None)  # a return from Python code is no such moment
         if event == "opcode":
-            if self._last.get(frame) in _AFTER:
+            now = self._instruction(frame)
+            before, handler = self._last.get(frame, ("", -1))
+            if before in _AFTER and handler == now[1]:  # the interpreter raises at the instruction before this one
                 self.met += 1
                 if self.met == self.at:
                     raise KeyboardInterrupt
-            self._last[frame] = self._name(frame)
+            self._last[frame] = now
         return self._opcode
 
-    def _name(self, frame: FrameType) -> str:
+    def _instruction(self, frame: FrameType) -> tuple[str, int]:
         code = frame.f_code
-        if code not in self._names:
-            self._names[code] = {one.offset: one.opname for one in dis.get_instructions(code)}
-        return self._names[code].get(frame.f_lasti, "")
+        if code not in self._known:
+            handlers = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+            self._known[code] = {
+                one.offset: (
+                    one.opname,
+                    next((entry.target for entry in handlers if entry.start <= one.offset < entry.end), -1),
+                )
+                for one in dis.get_instructions(code)
+            }
+        return self._known[code].get(frame.f_lasti, ("", -1))

@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any
 
 from antiphon import AsyncGateway, Gateway
-from antiphon.stores import PostgresStore, RedisStore, SQLiteStore
+from antiphon.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from tests.interrupts import causes
 from tests.servers import Postgres, Valkey
 from tests.unit.gateway.kit import envelope
@@ -75,7 +75,9 @@ def wire(order: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def store_of(kind: str) -> Iterator[Any]:
     """A store of its own, without waiting for disks: nothing is killed here."""
-    if kind == "sqlite":
+    if kind == "memory":
+        yield MemoryStore()
+    elif kind == "sqlite":
         with tempfile.TemporaryDirectory() as folder:
             yield SQLiteStore(Path(folder) / "claims.db", "NORMAL")
     elif kind == "redis":
