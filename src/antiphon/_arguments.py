@@ -25,7 +25,7 @@ import dataclasses
 import enum
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
@@ -230,19 +230,31 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 )
 
 
-def _fields(value: Any) -> dict[str, Any] | None:
-    """The fields of an object whose class declares them."""
-    kind = type(value)
+def field_names(kind: Any) -> Sequence[str] | None:
+    """The fields that a class declares: a dataclass, a model of Pydantic, a struct, a named tuple, a class of attrs."""
     if dataclasses.is_dataclass(kind):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {**vars(value), **fields} if hasattr(kind, "__is_pydantic_dataclass__") else fields  # it may have more
-    names = getattr(kind, "__struct_fields__", None)  # msgspec
-    if isinstance(names, tuple):
-        return {name: getattr(value, name) for name in names}
-    declared = getattr(kind, "model_fields", None)  # pydantic
-    if isinstance(declared, Mapping):
-        return {**{name: getattr(value, name) for name in declared}, **(getattr(value, "model_extra", None) or {})}
-    attributes = getattr(kind, "__attrs_attrs__", None)
-    if attributes is not None:
-        return {attribute.name: getattr(value, attribute.name) for attribute in attributes}
-    return None
+        return [field.name for field in dataclasses.fields(kind)]
+    known = getattr(kind, "__pydantic_fields__", None)
+    if known is None:
+        known = getattr(kind, "__struct_fields__", None)
+    if known is None and is_named_tuple(kind):
+        known = kind._fields
+    if known is None and (attributes := getattr(kind, "__attrs_attrs__", None)) is not None:
+        known = [attribute.name for attribute in attributes]
+    return list(known) if isinstance(known, Iterable) else None
+
+
+def is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """The fields of an object whose class declares them; a named tuple counts as a tuple."""
+    kind = type(value)
+    names = None if isinstance(value, tuple) else field_names(kind)
+    if names is None:
+        return None
+    fields = {name: getattr(value, name) for name in names}
+    if hasattr(kind, "__is_pydantic_dataclass__"):  # it may have more
+        return {**vars(value), **fields}
+    return {**fields, **(getattr(value, "model_extra", None) or {})} if hasattr(kind, "__pydantic_fields__") else fields

@@ -8,14 +8,13 @@ object of the user's that looks like one of these is wrapped in ``$literal``.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import enum
 import functools
 import inspect
 import math
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path, PurePath
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 from weakref import WeakValueDictionary
 
+from antiphon._arguments import field_names, is_named_tuple
 from antiphon.contract.events import UNSERIALISABLE
 from antiphon.errors import class_name, class_named
 
@@ -113,7 +113,7 @@ def tagged(value: Any, *, classes: bool = True) -> Any:
         return _collection(kind, value)
     if isinstance(value, dict):
         return _mapping(value, classes)
-    if isinstance(value, (list, tuple)) and not _is_named(kind):
+    if isinstance(value, (list, tuple)) and not is_named_tuple(kind):
         return [tagged(item, classes=classes) for item in value]
     if isinstance(value, Path):
         return {"$path": _text(str(value))}
@@ -193,7 +193,7 @@ def _collection_of(form: Any, read: Read) -> Any:
 
 def fields(value: Any, *, exactly: bool = False) -> Any:
     """An object of a class as plain data; *exactly* keeps values that the class would write as something else."""
-    if _is_named(type(value)):
+    if is_named_tuple(type(value)):
         return value._asdict()
     dump = getattr(value, "model_dump", None)
     if callable(dump):
@@ -206,9 +206,7 @@ def fields(value: Any, *, exactly: bool = False) -> Any:
     wire = getattr(value, "to_wire", None)
     if callable(wire):
         return wire()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    names = _field_names(type(value))  # of msgspec or attrs
+    names = field_names(type(value))
     if names is None:
         raise TypeError(type(value).__name__)
     return {name: getattr(value, name) for name in names}
@@ -329,8 +327,9 @@ class _Shape(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _shape(kind: type) -> _Shape | None:
-    names, is_pydantic = _field_names(kind), hasattr(kind, "model_construct")
-    if names is None or not (is_pydantic or hasattr(kind, "__struct_fields__") or _is_named(kind) or has_no_base(kind)):
+    names, is_pydantic = field_names(kind), hasattr(kind, "model_construct")
+    holds_data = is_pydantic or hasattr(kind, "__struct_fields__") or is_named_tuple(kind) or has_no_base(kind)
+    if names is None or not holds_data:
         return None
     return _Shape(class_name(kind), dict.fromkeys(names), is_pydantic)
 
@@ -338,24 +337,6 @@ def _shape(kind: type) -> _Shape | None:
 def has_no_base(kind: Any) -> bool:
     """Whether an object of the class is nothing but its attributes: no exception, no dictionary, no list."""
     return kind.__new__ is object.__new__
-
-
-def _is_named(kind: type) -> bool:
-    return issubclass(kind, tuple) and hasattr(kind, "_fields")
-
-
-def _field_names(kind: type) -> Iterable[str] | None:
-    """The fields of a class; ``None`` if it may hold more than data."""
-    if dataclasses.is_dataclass(kind):
-        return [field.name for field in dataclasses.fields(kind)]
-    known: Any = getattr(kind, "__pydantic_fields__", None)
-    if known is None:
-        known = getattr(kind, "__struct_fields__", None) if "msgspec" in sys.modules else None
-    if known is None and _is_named(kind):
-        known = kind._fields  # type: ignore[attr-defined]
-    if known is None and (attributes := getattr(kind, "__attrs_attrs__", None)) is not None:
-        known = [attribute.name for attribute in attributes]
-    return None if known is None else list(known)
 
 
 _found: WeakValueDictionary[str, type] = WeakValueDictionary()
@@ -402,7 +383,7 @@ def _object_of(form: Any, read: Read, known: Known) -> Any:
         new = kind.__new__(kind)
         new.__setstate__({"__dict__": values, **state})
         return new
-    if _is_named(kind):
+    if is_named_tuple(kind):
         return kind._make({**kind._field_defaults, **values}[field] for field in shape.fields)
     if len(values) < len(shape.fields) or hasattr(kind, "__struct_fields__"):
         new = kind(**values)

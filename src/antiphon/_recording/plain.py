@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import math
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,9 @@ from datetime import timedelta
 from pathlib import PurePath
 from typing import Any
 
-import msgspec
 import orjson
 
+from antiphon._arguments import field_names
 from antiphon.contract.events import UNSERIALISABLE
 
 _TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -36,7 +35,7 @@ def _default(value: Any) -> Any:
     wire = getattr(value, "to_wire", None)
     if callable(wire):
         return wire()
-    names = fields_of(value)
+    names = _names(value)
     if names is not None:  # also of what would be written as a list: the names say what is secret
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     if isinstance(value, (set, frozenset)):
@@ -56,13 +55,9 @@ def _default(value: Any) -> Any:
     return unserialisable(value)
 
 
-def fields_of(value: Any) -> Sequence[str] | None:
-    """The names of the fields of a dataclass, a struct or a named tuple."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [field.name for field in dataclasses.fields(value)]
-    if isinstance(value, msgspec.Struct):
-        return value.__struct_fields__
-    return value._fields if isinstance(value, tuple) and hasattr(value, "_fields") else None
+def _names(value: Any) -> Sequence[str] | None:
+    """The fields of an object that does not write itself."""
+    return None if hasattr(value, "model_dump") else field_names(type(value))
 
 
 def chunk_of(data: Any) -> Any:
@@ -111,7 +106,7 @@ def _leaf_by_leaf(value: Any, above: tuple[int, ...]) -> Any:
         if len(inner) == len(members):
             return inner
         return {"$items": [[_leaf_by_leaf(key, within), item] for _, key, item in members]}
-    if isinstance(value, (list, tuple)) and fields_of(value) is None:
+    if isinstance(value, (list, tuple)) and _names(value) is None:
         return [_leaf_by_leaf(item, within) for item in value]
     try:
         return orjson.loads(orjson.dumps(value, _default, _OPTIONS))
@@ -155,7 +150,7 @@ def _exact(value: Any, above: tuple[int, ...]) -> Any:
         return _exact_text(str.__str__(value))
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"$float": str(float(value))}
-    names = fields_of(value)
+    names = _names(value)
     if names is not None:
         more = [name for name in getattr(value, "__dict__", ()) if name not in names and not name.startswith("_")]
         there = [name for name in (*names, *more) if hasattr(value, name)]

@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 import antiphon
@@ -195,6 +196,12 @@ class Scored:
     score: float
 
 
+@attrs.define
+class Parcel:
+    weight: float
+    _code: str = "a"
+
+
 class Opaque:
     pass
 
@@ -211,6 +218,8 @@ class Opaque:
         (math.inf, -math.inf),
         (Scored(math.nan), Scored(math.inf)),
         ({math.nan}, [None]),
+        (Parcel(1.5), Parcel(2.5)),
+        ([Parcel(1.5, "a")], [Parcel(1.5, "b")]),
         ("a\ud800b", "a?b"),
         ("a\ud800", "a\udfff"),
         ({"a\ud800": 1}, {"a?": 1}),
