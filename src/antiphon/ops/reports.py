@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from antiphon.ops.app import Antiphon, cost_of, model_of, tokens_of
 from antiphon.ops.execution import Explored, StrictResult, presenter
 from antiphon.ops.runs import replay_manifest
 from antiphon.ports import Invocation
+from antiphon.scoring._scores import answer_text
+from antiphon.similarity.contradiction import as_seen
 
 SHOWN_CALLS = 2_000
 """Longer timelines are cut in reports; scores see all calls."""
@@ -184,17 +186,32 @@ def outputs_of(recording: Recording) -> list[Any]:
 
 
 def _scored(
-    total: int, used: int, new: int, outputs: list[Any], current: list[Any], embedder: Any, **gates: Any
+    total: int,
+    used: int,
+    new: int,
+    outputs: list[Any],
+    current: list[Any],
+    embedder: Any,
+    view: Callable[[Any], Any],
+    **gates: Any,
 ) -> dict[str, Any]:
-    """Scores and verdict of *total* recorded tool calls, of which *used* were made again, and of the outputs."""
+    """Scores and verdict of *total* recorded tool calls, of which *used* were made again, and of the outputs.
+
+    Outputs are compared as they are. A word of them is shown only if it is still there in their *view*: in a piece
+    of a card number or a token nobody would recognise the secret.
+    """
     same = scoring.output_similarity(outputs, current, embedder)
     score = scoring.ars(float(same), float(scoring.tool_accuracy(total, used, new, total - used)))
-    verdict = scoring.judge(float(score), contradictions=same.contradictions, **gates)
+    contradictions = [
+        (index, as_seen(found, *(answer_text(view(side[index])) for side in (outputs, current))))
+        for index, found in same.contradictions
+    ]
+    verdict = scoring.judge(float(score), contradictions=contradictions, **gates)
     return {
         "ars": score.to_wire(),
         "embedder": same.embedder,
         "answers": same.counts,
-        "contradictions": [{"interaction": index, **found.to_wire()} for index, found in same.contradictions],
+        "contradictions": [{"interaction": index, **found.to_wire()} for index, found in contradictions],
         "newToolCalls": new,
         "unusedToolCalls": total - used,
         "verdict": verdict.verdict,
@@ -237,6 +254,7 @@ def score_runs(
         outputs_of(recorded),
         outputs,
         embedder or LazyEmbedder(app),
+        lambda value: replayed.view(recorded.view(value)),
         min_ars=min_ars,
         violations=scoring.effect_gate(structure),
         refusal_flips=len(structure.refusal_flips),
@@ -296,6 +314,7 @@ def strict_report(
             outputs,
             current,
             embedder or LazyEmbedder(app),
+            recording.view,
             min_ars=floor,
             divergences=divergences,
         ),

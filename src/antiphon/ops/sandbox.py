@@ -11,10 +11,13 @@ import errno
 import os
 import platform
 import shutil
+import stat
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from threading import current_thread
 from types import FrameType, FunctionType
@@ -297,9 +300,60 @@ def _guard_databases() -> None:
             continue
         if not any(type(one) is FunctionType and one.__qualname__ == _GUARD for one in gc.get_referents(found)):
             _guard_database(found)
+            _older.append(found)
 
 
+def _expire_statements() -> None:
+    """Have statements prepared again that were prepared between two replays: nobody was asked about them.
+
+    Connections that are opened later keep none (:func:`_guard_connecting`). One that other threads may be using is
+    left alone, for the reason above.
+    """
+    import sqlite3
+
+    others = [thread for thread in threading.enumerate() if not thread.name.startswith("antiphon-")]
+    _older[:] = [connection for connection in _older if sys.getrefcount(connection) > _unused()]
+    for connection in _older:
+        if len(others) == 1 or not _is_shared(connection):
+            with suppress(sqlite3.ProgrammingError):  # of another thread, or closed
+                _ = connection.total_changes
+                _guard_database(connection)
+
+
+@cache
+def _unused() -> int:
+    """How many references there are to a connection in a list that nobody uses."""
+    import sqlite3
+
+    with outside():
+        return max(sys.getrefcount(connection) for connection in [sqlite3.Connection(":memory:")])
+
+
+def _is_shared(connection: Any) -> bool:
+    """Whether threads other than its own may use it."""
+    import sqlite3
+
+    allowed: list[bool] = []
+
+    def use() -> None:
+        with suppress(sqlite3.ProgrammingError):
+            connection.cursor().close()
+            allowed.append(True)
+
+    with outside():
+        thread = threading.Thread(target=use, name="antiphon-database")
+        thread.start()
+        thread.join()
+    return bool(allowed)
+
+
+_older: list[Any] = []
+"""Connections that were opened before there was a sandbox. They cannot be referred to weakly."""
 _GUARD = f"{_guard_database.__name__}.<locals>.authorize"
+
+
+_CACHED_STATEMENTS = 7
+"""The place of that argument of ``connect``, counted from 1."""
 
 
 def _guard_connecting() -> None:
@@ -311,6 +365,8 @@ def _guard_connecting() -> None:
 
     def make(connect: Any) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
+            if len(args) < _CACHED_STATEMENTS:  # SQLite asks when it prepares a statement, so that none may be kept
+                kwargs["cached_statements"] = 0
             connection = connect(*args, **kwargs)
             if not is_tool(sys._getframe().f_back):
                 _guard_database(connection)
@@ -415,10 +471,32 @@ def _guard_sending(original: Any) -> Callable[..., Any]:
     return guarded
 
 
+def _guard_writing(original: Any) -> Callable[..., Any]:
+    """The same by the number of a socket."""
+    import socket
+
+    def guarded(descriptor: int, *args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe().f_back
+        if held_by(frame, network=True) is not None:
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                    link = socket.socket(fileno=descriptor)
+                    try:
+                        _check_sending(link, frame)
+                    finally:
+                        link.detach()
+        return original(descriptor, *args, **kwargs)
+
+    return guarded
+
+
 def _guard_unaudited() -> None:
     import multiprocessing.util
     import socket
 
+    for name in ("write", "writev", "sendfile"):
+        if hasattr(os, name):
+            replaced(os, name, _guard_writing)
     for name in ("mkfifo", "mknod"):
         replaced(os, name, _guarded("making"))
     for owner in (socket.socket, getattr(sys.modules.get("ssl"), "SSLSocket", None)):
@@ -468,8 +546,11 @@ def _install() -> None:
         import atexit
 
         atexit.register(_remove_left_over)
-    elif _unguarded:
-        _guard_databases()
+    else:
+        if _unguarded:
+            _guard_databases()
+        if _older:
+            _expire_statements()
     _lineage.install()
 
 

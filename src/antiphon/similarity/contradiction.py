@@ -19,6 +19,9 @@ _SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?](?!\s|$)[^.!?。！？\n]*)*[
 _ABBREVIATED = re.compile(r"\b(Mr|Mrs|Ms|Dr|Prof|St|Sr|Sra|Mme|Nr|vs|approx|ca|bzw|etc)\.")
 _FIRST = re.compile(r"\W*(\w+)\s*(?:[,;:、，.!。]|$)")
 _LAST = re.compile(r"\b(\w+)\W*$")
+_WORD = re.compile(r"[^\s]+?(?=[.,;:!?]*(?:\s|$))")
+MASK = "***"
+_MASKS = re.compile(rf"{re.escape(MASK)}(?:[\s,]+{re.escape(MASK)})+")
 _MAX_SENTENCES = 200
 _SHORT = 4
 _OVERLAP = 0.3
@@ -60,6 +63,24 @@ def contradictions(recorded: str, replayed: str) -> list[Contradiction]:
             )
             found.append(Contradiction(kind, left, right))
     return list(dict.fromkeys(found))
+
+
+def as_seen(found: Contradiction, recorded: str, replayed: str) -> Contradiction:
+    """*found* with a mask in place of each word that is not in the texts as they may be seen.
+
+    >>> found = Contradiction("number", "4111, 20", "5500, 30")
+    >>> as_seen(found, "card [card 1] was charged 20 dollars", "card [card 2] was charged 30 dollars")
+    Contradiction(kind='number', recorded='***, 20', replayed='***, 30')
+    """
+    return found._replace(recorded=_seen(found.recorded, recorded), replayed=_seen(found.replayed, replayed))
+
+
+def _seen(piece: str, text: str) -> str:
+    if piece in text:
+        return piece
+    there = {*_WORD.findall(f"{text} {plain(text)}".casefold()), *(mark.text for mark in read(text).marks)}
+    hidden = _WORD.sub(lambda word: word[0] if word[0].casefold() in there else MASK, piece)
+    return _MASKS.sub(MASK, hidden)
 
 
 def _split(text: str) -> list[str]:

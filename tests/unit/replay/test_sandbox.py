@@ -208,3 +208,30 @@ def test_an_open_database_of_a_class_of_its_own_is_guarded(tmp_path: Path) -> No
             link.execute("insert into t values (1)")
         assert tried
         link.close()
+
+
+@pytest.mark.parametrize("check_same_thread", [True, False])
+@pytest.mark.parametrize("since", ["before the first replay", "between two replays"])
+def test_a_statement_that_was_prepared_between_two_replays_is_asked_about(
+    check_same_thread: bool, since: str, tmp_path: Path
+) -> None:
+    def connect(kind: Any) -> Any:
+        return kind(tmp_path / "shop.db", isolation_level=None, check_same_thread=check_same_thread)
+
+    def buy() -> None:
+        shop.execute("INSERT INTO orders VALUES (1)")
+
+    shop = connect(sqlite3.Connection)
+    with sandboxed():
+        pass
+    if since == "between two replays":
+        shop.close()
+        shop = connect(sqlite3.connect)
+    shop.execute("CREATE TABLE orders (n)")
+    for _ in range(2):
+        buy()  # and SQLite's module keeps the statement
+        with sandboxed() as tried, pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            buy()
+        assert len(tried) == 1
+    assert shop.execute("SELECT count(*) FROM orders").fetchone() == (2,)
+    shop.close()

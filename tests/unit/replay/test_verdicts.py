@@ -212,3 +212,18 @@ def test_money_is_not_shown_without_prices_and_words_are_in_number() -> None:
     assert "none needed" not in report.html()
     assert "A is strict" in report.text()
     assert "ARS" in report.html()
+
+
+def test_a_contradiction_shows_no_piece_of_a_secret() -> None:
+    """A number of a card is four numbers to whoever compares answers, and a part of a token is a number, too."""
+    old = "Card 4111 1111 1111 1111 was charged 20 dollars, key sk-proj-Zx81kLmNoPqRsTuVwXyZ0123456789abcdEFGH, 1,000."
+    new = "Card 5500 0055 5555 5559 was charged 30 dollars, key sk-proj-Qw91kLmNoPqRsTuVwXyZ0123456789abcdEFGH, 2,000."
+    app, said = memory_app(), [old]
+    run = app.record(lambda: said[0])
+    said[0] = new
+    report = antiphon.replay(run, app=app, mode="strict", function=lambda: said[0])
+    (found,) = report["contradictions"]
+    assert (found["recorded"], found["replayed"]) == ("***, 20, ***, 1,000", "***, 30, ***, 2,000")
+    told = f"{report.text()} {report.html()} {report.to_wire()}".lower()
+    assert not [piece for piece in ("4111", "0055", "zx81", "qw91") if piece in told]
+    assert "'***, 20, ***, 1,000' became" in report.text()
