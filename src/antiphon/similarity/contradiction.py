@@ -19,7 +19,7 @@ _SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?](?!\s|$)[^.!?。！？\n]*)*[
 _ABBREVIATED = re.compile(r"\b(Mr|Mrs|Ms|Dr|Prof|St|Sr|Sra|Mme|Nr|vs|approx|ca|bzw|etc)\.")
 _FIRST = re.compile(r"\W*(\w+)\s*(?:[,;:、，.!。]|$)")
 _LAST = re.compile(r"\b(\w+)\W*$")
-_WORD = re.compile(r"[^\s]+?(?=[.,;:!?]*(?:\s|$))")
+_WORD = re.compile(r"[^\s.,;:!?](?:\S*[^\s.,;:!?])?")
 MASK = "***"
 _MASKS = re.compile(rf"{re.escape(MASK)}(?:[\s,]+{re.escape(MASK)})+")
 _MAX_SENTENCES = 200

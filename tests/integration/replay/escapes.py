@@ -189,7 +189,7 @@ for _name, _act in {
     "connect_ex": lambda w: socket.socket().connect_ex(("127.0.0.1", w.port)),
     "old_connection": lambda w: w.link.sendall(b"x"),
     "old_connection_by_number": lambda w: os.write(w.link.fileno(), b"x"),
-    "old_connection_sendfile": lambda w: w.link.sendfile(open(__file__, "rb")),  # noqa: SIM115
+    "old_connection_sendfile": lambda w: w.link.sendfile(open(__file__, "rb")),
     "datagram": lambda w: socket.socket(type=socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", w.port)),
     "name_lookup": lambda w: socket.getaddrinfo("localhost", 80),
     "host_name": lambda w: socket.gethostbyname("localhost"),
