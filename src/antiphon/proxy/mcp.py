@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import functools
 import hashlib
 import logging
 import re
@@ -33,6 +34,7 @@ from antiphon.proxy.clients import Gone, Refused, Reply, Request, disconnected, 
 from antiphon.proxy.options import ToolRule, ToolRules, first_of
 from antiphon.proxy.runs import Told, told
 from antiphon.proxy.upstreams import Headers, passed_on
+from antiphon.redact._names import classify
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -48,7 +50,10 @@ ERROR = "$jsonrpcError"
 """Where the recorded value of a call keeps an error of the protocol; ``None`` beside a result that has this name."""
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
-_FORMS = ("application/x-www-form-urlencoded", "multipart/")
+_ACCOUNT = re.compile(r"\b(?:tenant|account|org|organization|workspace|project|customer|team|user(?!-agent))\b")
+_DIGITS = re.compile(rb"\d{19}")
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_INTEGER = re.compile(rb"(?<![\w.+-])-?\d{19,}(?![\w.])")
 _MOST_TOOLS = 10_000
 _MOST_ASKING = 10_000
 _UNAPPROVED = frozenset({REQUIRED, DENIED, WITHDRAWN})
@@ -93,14 +98,18 @@ class McpGuard:
             kept.confirmed(request.connection)
         if self._over and request.connection in self._over:
             log.debug("the answer to %s is confirmed", self._over.pop(request.connection))
-        if request.method != "POST" or not request.body or request.named.get("content-type", "").startswith(_FORMS):
+        if not request.body:
             return None
         if request.named.get("content-encoding", "identity") != "identity":
             text = "A message to an MCP server is passed on only if it can be read; this one is compressed."
             raise Refused(415, "unreadable_message", text)
+        if _is_form(request.named.get("content-type", ""), request.body):
+            return None
         asked = checked(request.body)
         if asked is None:
             return None
+        if request.method != "POST":
+            raise Refused(405, "method_not_allowed", "A message to an MCP server is sent with POST.")
         check_headers(request, asked)
         return asked if asked.method == "tools/call" else None
 
@@ -459,19 +468,33 @@ def identity_of(header: str | None, asked: _mcp.Request, names: Sequence[str] = 
 
 
 def scope_of(request: Request, asked: _mcp.Request) -> str:
-    """What a key is good for: client, credential, run or session, server, tool and leg of an exchange."""
+    """What a key is good for: client, account, run or session, server, tool and leg of an exchange."""
     named = request.named
-    credentials = [named.get(name, "") for name in ("authorization", "x-api-key", "cookie")]
     parts = [
         request.client,
-        credentials,
+        sorted((name, value) for name, value in named.items() if _says_who(name)),
         request.run if request.run is not None else named.get("mcp-session-id", ""),
         request.run is None,
         request.upstream.name,
+        [request.path.decode("latin-1"), request.query.decode("latin-1")],
         asked.params["name"],
         _mcp.leg_of(asked.params.get("requestState"), asked.params.get("inputResponses")),
     ]
     return hashlib.sha256(orjson.dumps(parts)).hexdigest()
+
+
+@functools.lru_cache(maxsize=1024)
+def _says_who(header: str) -> bool:
+    """Whether the value of a header names or proves the account that calls."""
+    field = classify(header)
+    return (field is not None and field.mode == "secret") or _ACCOUNT.search(header) is not None
+
+
+def _is_form(kind: str, body: bytes) -> bool:
+    """Whether a body is the form that its type says, and so no message for a server that does not look at the type."""
+    if kind.startswith("multipart/"):
+        return body.lstrip().startswith(b"--")
+    return kind.startswith("application/x-www-form-urlencoded") and b"{" not in body
 
 
 def digest_of(value: Any) -> str:
@@ -487,6 +510,9 @@ def checked(body: bytes) -> _mcp.Request | None:
         raise _malformed(PARSE_ERROR, "The message is no JSON.")
     if not isinstance(message, dict):
         raise _malformed(INVALID_REQUEST, "The message is no object: batches are not part of this protocol.")
+    if _DIGITS.search(body) and any(map(_is_rounded, _INTEGER.findall(_TEXT.sub(b'""', body)))):
+        text = "The message has an integer of more than 64 bits, which would be rounded here. Send it as text."
+        raise _malformed(INVALID_REQUEST, text)
     if "method" not in message:
         return None
     asked, place = _mcp.read_request(body), message.get("id")
@@ -500,6 +526,10 @@ def checked(body: bytes) -> _mcp.Request | None:
             text = "A tools/call has an id, the name of a tool, and an object of arguments."
             raise _malformed(INVALID_PARAMS, text, place)
     return asked
+
+
+def _is_rounded(integer: bytes) -> bool:
+    return len(integer) > 20 or not -(2**63) <= int(integer) < 2**64
 
 
 def _malformed(code: int, text: str, place: Any = None) -> Refused:

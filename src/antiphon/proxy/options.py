@@ -129,18 +129,11 @@ class Breakers:
         except BaseException:
             breaker.neutral(permit, self._now())
             raise
-        status = response.status_code
-        if status >= 500:
+        if response.status_code >= 500:
             breaker.failure(permit, self._now())
-        elif status == 429:
-            breaker.failure(permit, self._now(), "rate_only", _seconds(response.headers.get("retry-after")))
-        else:
+        else:  # also a rate limit, which may be that of one account: its client is told when to come back
             breaker.success(permit, self._now())
         return response
-
-
-def _seconds(text: str | None) -> int | None:
-    return int(text) * 1000 if text is not None and text.isdecimal() and len(text) < 6 else None
 
 
 def deadline_of(text: str | None, most: float) -> float | None:

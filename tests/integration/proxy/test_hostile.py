@@ -103,6 +103,9 @@ _UNREADABLE = (
     b'{"jsonrpc": "2.0", "id": {"a": 1}, "method": "tools/call", "params": {"name": "charge"}}',
     b'{"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "charge"}}',
     b'{"id": 1, "method": "tools/call", "params": {"name": "charge"}}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge", "arguments": {"x": %d}}}'
+    % 2**64,
+    b'{"jsonrpc": "2.0", "id": %d, "method": "tools/call", "params": {"name": "charge"}}' % (-(2**63) - 1),
     '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge"}}'.encode("utf-16"),
 )
 
@@ -116,8 +119,14 @@ def test_a_message_that_the_proxy_cannot_read_reaches_no_server(app: Antiphon, m
             refused = client.post(url, content=body, headers={"content-type": "application/json"})
             assert (refused.status_code, refused.headers["antiphon-error"]) == (400, "unreadable_message"), body
             assert refused.json()["error"]["code"] in (-32700, -32600, -32602)
+        call = b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge"}}'
+        for kind in ("application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain"):
+            form = client.put(url, content=call, headers={"content-type": kind})
+            assert form.status_code == 405, kind
         packed = gzip.compress(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge"}}')
         assert client.post(url, content=packed, headers={"content-encoding": "gzip"}).status_code == 415
+        form_of = {"content-encoding": "gzip", "content-type": "multipart/form-data; boundary=x"}
+        assert client.post(url, content=packed, headers=form_of).status_code == 415
     assert provider.requests == 0
 
 
@@ -143,7 +152,7 @@ def test_a_line_that_cannot_be_read_reaches_no_server_on_stdio(app: Antiphon) ->
 
     assert asyncio.run(session()) == 0
     answers = [json.loads(line) for line in told]
-    assert [answer["error"]["code"] for answer in answers if "error" in answer].count(-32600) == 4
+    assert [answer["error"]["code"] for answer in answers if "error" in answer].count(-32600) == 6
     assert answers[-1] == {"jsonrpc": "2.0", "id": 1.5, "result": {"seen": 1}}
     assert len(answers) == len(_UNREADABLE) + 1
 

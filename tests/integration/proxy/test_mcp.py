@@ -18,6 +18,7 @@ import pytest
 from mcp import Client
 
 from antiphon import Antiphon
+from tests.fake_provider import FakeProvider, Reply
 from tests.integration.proxy.desk import Desk, served_desk
 from tests.integration.proxy.harness import Served, serving
 
@@ -114,6 +115,44 @@ def test_with_identity_a_call_runs_once_and_another_identity_runs_again(
         changed = _post(served, "B7", id=5, **name("k1"))
         assert changed["result"]["isError"]
     assert dict(desk.charged) == {"A1": 2}
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+def test_a_call_is_guarded_whatever_its_content_type_says(app: Antiphon, desk: Desk, kind: str) -> None:
+    with serving(app, mcp=desk.url, tools=("desk/charge:approve",)) as served:
+        url, body, headers = _call(served, "A1")
+        answer = _client.post(url, content=body, headers={**headers, "content-type": kind}, timeout=30)
+        assert "approval" in answer.text
+    assert not desk.charged
+
+
+OTHERS: dict[str, tuple[str, dict[str, str]]] = {
+    "path": ("/b", {}),
+    "query": ("?key=other", {}),
+    "token": ("", {"x-token": "other"}),
+    "account": ("", {"x-account-id": "other"}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_identity_is_good_for_one_place_and_one_account(app: Antiphon, other: str) -> None:
+    more, headers = OTHERS[other]
+    given: list[str] = []
+
+    def reply(body: dict[str, Any]) -> Reply:
+        given.append(str(body["id"]))
+        answer = {"jsonrpc": "2.0", "id": body["id"], "result": {"content": [], "number": len(given)}}
+        return Reply(raw=json.dumps(answer).encode())
+
+    call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "charge", "arguments": {}}}
+    with FakeProvider(reply) as provider, serving(app, mcp=provider.url) as served:
+        url, named = f"{served.at('once', 'desk')}/mcp", {**_ACCEPT, "idempotency-key": "k1"}
+        asked = [(url, {}), (url + more, headers), (url + more, {**headers, "x-request-id": "r2"}), (url, {})]
+        found = [
+            _client.post(to, json={**call, "id": number}, headers={**named, **extra}).json()["result"]["number"]
+            for number, (to, extra) in enumerate(asked)
+        ]
+    assert found == [1, 2, 2, 1]
 
 
 def test_without_identity_equal_calls_run_each(app: Antiphon, desk: Desk) -> None:

@@ -46,6 +46,14 @@ def test_a_model_that_fails_is_held_back_and_another_is_not(app: Antiphon, mode:
         assert provider.requests == 4
 
 
+def test_a_rate_limit_of_one_account_holds_nobody_else_back(app: Antiphon) -> None:
+    answers = [Reply("no", status=429, headers=(("retry-after", "3600"),))] * 6 + [Reply("yes")]
+    with FakeProvider(answers) as provider, serving(app, "live", models=provider.url) as served:
+        while provider.requests < 6:
+            assert _ask(served, authorization="Bearer ada").headers["retry-after"] == "3600"
+        assert _ask(served, authorization="Bearer bob").status_code == 200
+
+
 def test_calls_to_a_dead_server_are_held_back_unsent(app: Antiphon) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
