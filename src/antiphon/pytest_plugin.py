@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
 _late: pytest.StashKey[list[str]] = pytest.StashKey()
+_written: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
+"""Recordings that this session has made, and the tests that made them."""
 """What replayed tests tried after their end."""
 
 
@@ -65,6 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", text)
     config.stash[_counts] = {}
     config.stash[_late] = []
+    config.stash[_written] = {}
     listen = functools.partial(_note_late, config)
     on_late.append(listen)
     config.add_cleanup(lambda: on_late.remove(listen))
@@ -196,6 +199,10 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
     app = Antiphon(store=MemoryStore())
     counts = item.config.stash[_counts]
     if mode == "rewrite" or (mode == "record" and not path.exists()):
+        other = item.config.stash[_written].setdefault(path, item.nodeid)
+        if other != item.nodeid:
+            text = f"{path} was recorded by {other} just now. Give each test that is recorded a path of its own."
+            pytest.fail(text, pytrace=False)
         with _recorded(app, item, path) as run:
             yield run
         counts["recorded"] = counts.get("recorded", 0) + 1

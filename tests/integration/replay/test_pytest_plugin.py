@@ -176,6 +176,22 @@ def test_an_address_in_a_new_project_is_replayed(project: Project) -> None:
     assert "ANTIPHON_REPLAY_KEY" in out
 
 
+def test_two_tests_do_not_record_the_same_file(project: Project) -> None:
+    (project.folder / "test_agent.py").write_text(
+        "import pytest, antiphon\n"
+        "gateway = antiphon.Gateway()\n"
+        "@gateway.tool(idempotent=False)\n"
+        "def send(to): return f'sent to {to}'\n"
+        "@pytest.mark.antiphon(path='shared.antiphon')\n"
+        "@pytest.mark.parametrize('to', ['ada', 'bob'])\n"
+        "def test_greeting(to): send(to)\n"
+    )
+    code, out = project.run("--antiphon-rewrite")
+    assert (code, "was recorded by test_agent.py::test_greeting[ada] just now" in out) == (1, True), out
+    code, out = project.run("-k", "ada")
+    assert code == 0, out
+
+
 def test_workers_do_not_disturb_each_other(project: Project) -> None:
     code, out = project.run("--antiphon-record", "-n", "2")
     assert code == 0, out
