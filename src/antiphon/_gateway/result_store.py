@@ -51,6 +51,7 @@ class ResultStore:
         self.payload_limit: int = settings.payload_limit
         self._result_limit = settings.result_limit
         self._plain: set[bytes] = set()
+        self._warned = False
         """Small results that were looked at and hold no secret: many tools return the same few."""
         self.largest_plain: int = min(self.payload_limit, self._result_limit) if self.redactor is None else -1
         """Bytes of a result that is kept as it is, whatever is in it."""
@@ -157,12 +158,21 @@ class ResultStore:
         else:
             sealer = self._sealer()
             if sealer is None:
+                self._warn_of_masks()
                 kept, data = base._replace(payload=clean, output_redacted=True), clean
             else:
                 sealed: str = sealer.seal(payload, context=key.encode())
                 kept, data = base._replace(payload_sealed=sealed), sealed.encode()
         spills = len(data) > self.payload_limit and self.blobs() is not None
         return kept, data if spills else None
+
+    def _warn_of_masks(self) -> None:
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "a result that holds a secret is kept with masks in its place, and a repeated call gets the masks: "
+                "there is no seal key. Set [store] seal_key_file, see docs/how-to/keep-secrets-out.md"
+            )
 
     @staticmethod
     def placed(settlement: Settlement, ref: str) -> Settlement:

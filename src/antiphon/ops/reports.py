@@ -303,6 +303,7 @@ def strict_report(
         "divergences": divergences,
         "divergenceCount": observer.total,
         "consequences": observer.consequences,
+        "insideTools": 0 if strict is None else sum(recording.covered(call.lane) for call in recording.calls.values()),
         "notes": [note.to_wire() for note in observer.notes],
         "masked": _masked(recording, list(observer.not_compared.values())),
         "ambiguousLanes": sorted(recording.ambiguous),

@@ -53,6 +53,8 @@ class ReplayReport(TypedDict, total=False):
     answers: Mapping[str, int]
     """How many answers were ``equal``, compared by ``meaning`` or by ``characters``, ``missing`` or ``extra``."""
     executed: bool
+    insideTools: int
+    """Recorded calls that tools made: a tool is answered from the recording, so that they were not made again."""
     consequences: Sequence[str]
     """What the recording did after the first divergence and the replay did not."""
     structure: Mapping[str, Any]
@@ -161,6 +163,9 @@ def _findings(report: ReplayReport) -> Iterator[str]:
         yield f"Blocked Side Effects: {count(report.get('blocked'))}"
     if report.get("notCompared"):
         yield f"Not Compared (unknown on one side): {', '.join(report['notCompared'])}"
+    if report.get("insideTools"):
+        inside = plural(report["insideTools"], "recorded call")
+        yield f"Not Compared: {inside} inside of tools, because their tools were answered from the recording"
     if report.get("answers"):
         yield f"Answers Compared: {compared_text(report)}"
     for hit in report.get("semanticHits") or ():

@@ -104,7 +104,6 @@ _UNREADABLE = (
     b'{"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "charge"}}',
     b'{"id": 1, "method": "tools/call", "params": {"name": "charge"}}',
     b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "x", "arguments": {"x": %d}}}' % 2**64,
-    % 2**64,
     b'{"jsonrpc": "2.0", "id": %d, "method": "tools/call", "params": {"name": "charge"}}' % (-(2**63) - 1),
     '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge"}}'.encode("utf-16"),
 )

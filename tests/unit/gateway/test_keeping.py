@@ -246,10 +246,15 @@ def test_a_large_secret_result_is_sealed_before_it_is_spilled() -> None:
     assert rig.execute(call_id="c1").content["token"] == SECRET
 
 
-def test_without_a_seal_key_the_answer_says_that_it_was_redacted() -> None:
+def test_without_a_seal_key_the_answer_says_that_it_was_redacted(caplog: pytest.LogCaptureFixture) -> None:
     rig = keeping_rig()
     rig.tool({"token": SECRET})
     assert rig.execute(call_id="c1").content == {"token": SECRET}
+    rig.execute(call_id="c2")
+    assert [record.message for record in caplog.records if "seal_key_file" in record.message] == [
+        "a result that holds a secret is kept with masks in its place, and a repeated call gets the masks: there is no "
+        "seal key. Set [store] seal_key_file, see docs/how-to/keep-secrets-out.md"
+    ]
     again = rig.execute(call_id="c1")
     assert SECRET not in str(again.content)
     assert again.output.metadata["outputRedacted"] is True

@@ -159,3 +159,29 @@ def test_a_model_that_cannot_be_asked_is_a_divergence_of_its_own() -> None:
     assert (found["kind"], found["what"]) == ("verify", "llm")
     assert found["note"] == "the model could not be called: ConnectionError: no route"
     assert report["verifiedModelCalls"] == 0
+
+
+def test_calls_inside_of_tools_are_counted_because_they_are_not_compared() -> None:
+    app, prompt = memory_app(), ["be kind"]
+
+    @app.gateway.tool(idempotent=False, effect="write")
+    def pay(amount: int) -> str:
+        return f"paid {amount}"
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def helper(question: str) -> str:
+        request = {"model": "m", "messages": [{"role": "user", "content": prompt[0]}]}
+        antiphon.current_run().llm(request, lambda body: says("ok"))
+        return pay(amount=len(prompt[0]))
+
+    def main() -> str:
+        pay(amount=1)
+        return helper(question="q")
+
+    run = app.record(main)
+    prompt[0] = "be rude"
+    report = antiphon.replay(run, app=app, mode="strict", function=main)
+    assert (report.passed, report["insideTools"]) == (True, 2)
+    assert "Not Compared: 2 recorded calls inside of tools" in report.text()
+    run = app.record(lambda: pay(amount=2))
+    assert antiphon.replay(run, app=app, mode="strict", function=lambda: pay(amount=2))["insideTools"] == 0
