@@ -104,7 +104,7 @@ def counts(verdict: Verdict, asked: Asked, found: Approval) -> bool:
     It names it; or it is about the one that this framework has shown, and then this very delivery cannot have asked.
     The asker decides nothing.
     """
-    if verdict.by == found.asker:
+    if verdict.by.strip().casefold() == found.asker.strip().casefold():
         log.error("%s made this call and cannot decide on it", verdict.by)
         return False
     if verdict.approval:

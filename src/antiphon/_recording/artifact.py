@@ -402,7 +402,7 @@ def _manifest(head: dict[str, Any], path: Path) -> RunManifest:
     if head.get("format") != "antiphon":
         raise ArtifactError(
             f"{path} is not an Antiphon artifact.",
-            hint="Known formats: .antiphon and .kurral. Make one: antiphon export RUN -o FILE.antiphon",
+            hint="Known formats: .antiphon, .kurral, OTLP and ATIF. Make one: antiphon export RUN -o FILE.antiphon",
         )
     if not version.startswith("1."):
         raise ArtifactError(

@@ -187,7 +187,7 @@ class Approvals(Admin):
         return record, kept
 
     def _check_asker(self, person: str, asked: Approval) -> None:
-        if person == asked.asker and not self._allow_self:
+        if person.strip().casefold() == asked.asker.strip().casefold() and not self._allow_self:
             raise SelfApproval(
                 f"{person} made this call and cannot approve it. Nothing was changed.",
                 hint="Somebody else decides, or the configuration allows it: [approvals] allow_self = true.",

@@ -168,7 +168,7 @@ async def test_a_signed_link_is_made_opened_and_decides_once(client: Client, cap
     asked = (await gateway.execute(wire)).to_wire()["error"]["approvalId"]
     where = f"/v1/approvals/{asked}/links"
     assert (await client.post(where, json={"to": "ada"})).json()["details"]["path"] == "$.url"
-    own = await client.post(where, json={"to": "agent", "url": "https://desk.example.com/approve"})
+    own = await client.post(where, json={"to": " Agent", "url": "https://desk.example.com/approve"})
     assert (own.status_code, own.json()["error"]) == (403, "self_approval")
     made = await client.post(where, json={"to": "ada@example.com", "url": "https://desk.example.com/approve"})
     assert (made.status_code, made.json()["to"]) == (201, "ada@example.com")
