@@ -14,6 +14,8 @@ from antiphon._scope import ORPHAN_LANE, Site
 from antiphon.contract.events import UNSERIALISABLE, Event
 from antiphon.ports import Invocation
 
+_DIGESTS = frozenset({"$.digest", "$.key", "$.variant"})
+"""What differs because something else does."""
 _OF_MASKED = ("digest", "key", "variant", "nth")
 """Fields of a call that are made from its arguments."""
 NOTES_ONLY = frozenset({"providerRequest", "key", "unmapped"})
@@ -278,7 +280,8 @@ class Observer:
         if differences:
             kind = "draw" if row.type == "draw" else "changed"
             words = _words(row.type, payload)
-            self.add(DivergenceFound(kind, recorded.lane, place, recorded.seq, words, tuple(differences)))
+            told = [found for found in differences if found.path not in _DIGESTS] or differences
+            self.add(DivergenceFound(kind, recorded.lane, place, recorded.seq, words, tuple(told)))
         elif row.type == "call.started":
             left = {name: recorded.payload.get(name) for name in NOTES_ONLY}
             noted = diff_values(left, {name: payload.get(name) for name in NOTES_ONLY}, limit=5)
