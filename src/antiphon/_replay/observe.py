@@ -267,6 +267,8 @@ class Observer:
             if row.data == orjson.dumps(recorded.payload):
                 return
             row = Seen(row.type, row.site, row.payload, {})
+        if isinstance(row, Seen) and row.type == "call.started":
+            self._compare_headers(row, recorded, place)
         if row.type == "interaction.finished":
             self.output_is_known(row.payload, recorded.lane, place, recorded.seq, row.type)
         if row.type == "call.started" and row.payload == recorded.payload:
@@ -286,6 +288,16 @@ class Observer:
             left = {name: recorded.payload.get(name) for name in NOTES_ONLY}
             noted = diff_values(left, {name: payload.get(name) for name in NOTES_ONLY}, limit=5)
             self.notes += [diff.shown(self.recording.view) for diff in noted]
+
+    def _compare_headers(self, row: Seen, recorded: Event, place: int) -> None:
+        """Versions and features of a provider that a request asks for in its headers decide what is answered."""
+        if row.meta.get("transport") != "http" or recorded.meta.get("transport") != "http":
+            return
+        old, new = (_features(meta.get("requestHeaders") or {}) for meta in (recorded.meta, row.meta))
+        if old != new:
+            fields = diff_values({"headers": old}, {"headers": new}, limit=_SHOWN)
+            words = _words(row.type, row.payload)
+            self.add(DivergenceFound("changed", recorded.lane, place, recorded.seq, words, tuple(fields)))
 
     def output_is_known(self, payload: Mapping[str, Any], lane: str, at: int, seq: int, what: str) -> None:
         """Report an output that may be another one, because a part of it has no form in a recording."""
@@ -418,6 +430,15 @@ def _comparable(payload: dict[str, Any]) -> dict[str, Any]:
     if not _LEFT_OUT.intersection(payload):
         return payload
     return {name: value for name, value in payload.items() if name not in _LEFT_OUT}
+
+
+def _features(headers: Mapping[str, str]) -> dict[str, list[str]]:
+    """The headers that ask for a version or a feature, their parts in one order."""
+    return {
+        name: sorted(part.strip() for part in str(headers[name]).split(","))
+        for name in sorted(headers)
+        if name.endswith(("-beta", "-version"))
+    }
 
 
 def _words(kind: str, payload: dict[str, Any]) -> str:

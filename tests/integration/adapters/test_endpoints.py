@@ -29,6 +29,9 @@ def test_another_endpoint_and_other_headers_are_listed(app: Antiphon, world: Wor
     assert changed["endpoint"] == {"artifact": f"{world.provider.url}/v1", "current": "https://other.example/v1"}
     assert "assistants=v2" in str(changed["headers['openai-beta']"])
     assert "other.example" in report.text()
+    assert "$.headers['openai-beta']" in report.divergences[0]["message"]
+    options |= {"default_headers": {"OpenAI-Project": "p2"}}
+    assert antiphon.replay(run, app=app, mode="strict", function=main).passed, "who pays and where is no answer"
     assert "sk-none" not in str([event.meta for event in run.events()])
 
 
