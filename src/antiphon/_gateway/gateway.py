@@ -548,7 +548,10 @@ class AsyncGateway(BaseGateway):
 
     def _check(self, tool: Tool) -> None:
         if tool.kind == "generator":
-            raise InvalidInput(f"{tool.full_name} is a synchronous generator: register it with a Gateway.")
+            raise InvalidInput(
+                f"{tool.full_name} is a synchronous generator, which an event loop cannot wait for.",
+                hint="Write it with async def, or call it through a Gateway, outside of a host.",
+            )
 
     def _wrap(self, tool: Tool) -> Callable[..., Any]:
         if tool.kind == "async_generator":

@@ -24,6 +24,7 @@ from types import FrameType, FunctionType
 from typing import Any, Literal
 
 from antiphon import _lineage
+from antiphon._gateway.threads import without_gc
 from antiphon._lineage import OUTSIDE, Origin, Replay, is_tool, origin_var, outside, permit, replaced
 from antiphon._scope import _active
 from antiphon.errors import ReplayBlocked
@@ -306,18 +307,33 @@ def _guard_databases() -> None:
 def _expire_statements() -> None:
     """Have statements prepared again that were prepared between two replays: nobody was asked about them.
 
-    Connections that are opened later keep none (:func:`_guard_connecting`). One that other threads may be using is
-    left alone, for the reason above.
+    Connections that are opened later keep none (:func:`_guard_connecting`). One that another thread may be using at
+    this moment is left alone, for the reason above.
     """
     import sqlite3
 
-    others = [thread for thread in threading.enumerate() if not thread.name.startswith("antiphon-")]
     _older[:] = [connection for connection in _older if sys.getrefcount(connection) > _unused()]
     for connection in _older:
-        if len(others) == 1 or not _is_shared(connection):
+        if _others_wait() or not _is_shared(connection):
             with suppress(sqlite3.ProgrammingError):  # of another thread, or closed
                 _ = connection.total_changes
                 _guard_database(connection)
+
+
+def _others_wait() -> bool:
+    """Whether no other thread can be inside of SQLite: each is in a function of a module that only waits."""
+    mine = threading.get_ident()
+    with without_gc():
+        frames = sys._current_frames()
+        return all(
+            str(frame.f_globals.get("__name__")).partition(".")[0] in _WAITING
+            for ident, frame in frames.items()
+            if ident != mine
+        )
+
+
+_WAITING = frozenset("threading queue selectors socket ssl concurrent multiprocessing antiphon".split())
+"""Antiphon's own threads have connections of their own."""
 
 
 @cache

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,8 +214,10 @@ def test_an_open_database_of_a_class_of_its_own_is_guarded(tmp_path: Path) -> No
 @pytest.mark.parametrize("check_same_thread", [True, False])
 @pytest.mark.parametrize("since", ["before the first replay", "between two replays"])
 def test_a_statement_that_was_prepared_between_two_replays_is_asked_about(
-    check_same_thread: bool, since: str, tmp_path: Path
+    check_same_thread: bool, since: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sandbox, "_others_wait", lambda: True)  # other tests may have left threads that run
+
     def connect(kind: Any) -> Any:
         return kind(tmp_path / "shop.db", isolation_level=None, check_same_thread=check_same_thread)
 
@@ -235,3 +238,29 @@ def test_a_statement_that_was_prepared_between_two_replays_is_asked_about(
         assert len(tried) == 1
     assert shop.execute("SELECT count(*) FROM orders").fetchone() == (2,)
     shop.close()
+
+
+def test_a_thread_that_runs_may_be_inside_of_sqlite_and_one_that_waits_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = {threading.get_ident(): sys._getframe()}
+    monkeypatch.setattr(sys, "_current_frames", lambda: frames)
+    assert sandbox._others_wait()
+    waiting, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        go.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert waiting.wait(30)
+    monkeypatch.undo()
+    until = time.monotonic() + 30
+    while sys._current_frames()[thread.ident or 0].f_globals["__name__"] != "threading":
+        assert time.monotonic() < until
+    frames[1] = sys._current_frames()[thread.ident or 0]
+    monkeypatch.setattr(sys, "_current_frames", lambda: frames)
+    assert sandbox._others_wait()
+    frames[2] = sys._getframe()
+    assert not sandbox._others_wait()
+    go.set()
+    thread.join()
