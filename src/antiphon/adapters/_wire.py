@@ -41,6 +41,8 @@ _SHAPING = (
     "api-version",
 )
 """The headers of a request that decide what is answered; no others are recorded."""
+ASKS_STREAM = "asksStream"
+"""In the metadata of a call: whether a stream was asked for, where the body does not say it."""
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream"}
 _INDENT = re.compile(r"[{\[]\n( {1,8})\S")
@@ -115,6 +117,8 @@ def open_call(
     *send* asks the provider beside the recording, for a replay that verifies its models.
     """
     meta: dict[str, Any] = {"transport": "http", "endpoint": model.endpoint_of(url)}
+    if call.provider == "gemini":  # the others say it in the body
+        meta[ASKS_STREAM] = call.stream
     shaping = {name: headers[name] for name in _SHAPING if name in headers}
     if shaping:
         meta["requestHeaders"] = shaping

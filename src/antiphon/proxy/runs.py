@@ -9,15 +9,19 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from itertools import zip_longest
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+from antiphon._diff import diff_values
 from antiphon._recording.run import Run
+from antiphon._replay.observe import DivergenceFound
 from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._replay.strict import StrictInvoker
 from antiphon._scope import RunScope
-from antiphon.contract.events import RunManifest
+from antiphon.adapters._wire import ASKS_STREAM
+from antiphon.contract.events import Event, RunManifest
 from antiphon.decide.effects import block_message, reviewed_as
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayBlocked
+from antiphon.llm.key import variant_digest
 from antiphon.ops import side_effects
 from antiphon.ops.app import Antiphon
 from antiphon.ops.execution import watched
@@ -61,31 +65,91 @@ def _tell(answer: Answer) -> Answer:
     return answer
 
 
+class Form(NamedTuple):
+    """What tells recorded calls of the same key apart."""
+
+    streams: bool | None = None
+    """Whether the answer is one to a request for a stream; ``None`` where that is not known, or means nothing."""
+    variant: str | None = None
+
+
+def _form_of(recording: Recording, call: RecordedCall) -> Form:
+    if call.kind != "llm":
+        return Form()
+    asked = recording.event(call.started)
+    request = asked.payload.get("request")
+    return Form(_streams(recording, call, asked), variant_digest(request) if isinstance(request, dict) else None)
+
+
+def _streams(recording: Recording, call: RecordedCall, asked: Event) -> bool | None:
+    """What the answer says; where there is none, or an error in its place, what the request says."""
+    end = None if call.finished is None else recording.event(call.finished)
+    if call.chunks or (end is not None and end.meta.get("stream")):
+        return True
+    if end is not None and end.payload.get("outcome") != "error":
+        return False
+    sent = asked.payload.get("providerRequest")
+    if not isinstance(sent, dict) or asked.payload.get("provider") == "gemini":
+        return asked.meta.get(ASKS_STREAM)
+    return bool(sent.get("stream"))
+
+
 class ByContent:
     """The calls of a recording by what they ask, wherever they stand: clients of a proxy have no lanes.
 
-    The first equal request gets the first recorded answer, the second the second. None is given twice.
+    The first equal request gets the first recorded answer, the second the second. None is given twice. A stream
+    answers a stream only. Of calls that only their variant tells apart, one of the same variant comes first.
     """
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._left: dict[tuple[str, str], deque[RecordedCall]] = {}
+        self._calls: dict[tuple[str, str], list[RecordedCall]] = {}
+        self._left: dict[tuple[str, str], dict[Form, deque[RecordedCall]]] = {}
+        """The same by form, for what was asked: that is in their events."""
+        self._unasked = 0
         for call in sorted(recording.calls.values(), key=lambda found: found.started):
-            self._left.setdefault((call.name, call.digest), deque()).append(call)
+            self._calls.setdefault((call.name, call.digest), []).append(call)
+            self._unasked += 1
+
+    def _equal(self, call: Invocation) -> dict[Form, deque[RecordedCall]]:
+        key = (call.name, call.digest)
+        if key not in self._calls:
+            return {}
+        if key not in self._left:
+            left = self._left[key] = {}
+            for found in self._calls[key]:
+                left.setdefault(self.form(found), deque()).append(found)
+        return self._left[key]
+
+    def form(self, found: RecordedCall) -> Form:
+        return _form_of(self._recording, found)
 
     def take(self, call: Invocation) -> RecordedCall | None:
         """The next recorded call that is equal."""
-        left = self._left.get((call.name, call.digest))
-        if not left:
+        fitting = [(form, left) for form, left in self._equal(call).items() if left and _fits(form, call)]
+        if len(fitting) > 1:
+            variant = variant_digest(call.arguments)
+            fitting = [(form, left) for form, left in fitting if form.variant == variant] or fitting
+        if not fitting:
             return None
+        _, left = min(fitting, key=lambda one: one[1][0].started)
         found = left[0]
         if self._recording.find(found.lane, found.name, found.digest, found.nth) is None:  # another credential
             return None
+        self._unasked -= 1
         return left.popleft()
+
+    def other(self, call: Invocation) -> RecordedCall | None:
+        """A recorded call that is equal but for the form of its answer."""
+        return next((left[0] for form, left in self._equal(call).items() if left and not _fits(form, call)), None)
 
     def unasked(self) -> int:
         """How many recorded calls nobody has asked for."""
-        return sum(map(len, self._left.values()))
+        return self._unasked
+
+
+def _fits(form: Form, call: Invocation) -> bool:
+    return form.streams is None or form.streams == call.stream
 
 
 class Replaying(StrictInvoker):
@@ -97,10 +161,23 @@ class Replaying(StrictInvoker):
         if self.by_content is None:
             self.by_content = ByContent(self._recording)
         found = self.by_content.take(call)
-        return super()._find(call) if found is None else found
+        if found is None:
+            found = self.by_content.other(call) or super()._find(call)
+            if not _fits(self.by_content.form(found), call):
+                self.missed.append(call)
+                raise self._miss(self._observer.add(_of_other_form(call, found)))
+        return found
 
     def _answer(self, call: Invocation, found: RecordedCall) -> Answer:
         return _tell(super()._answer(call, found))
+
+
+def _of_other_form(call: Invocation, found: RecordedCall) -> DivergenceFound:
+    fields = tuple(diff_values({"stream": not call.stream}, {"stream": call.stream}))
+    words = ("as a stream", "as a whole") if call.stream else ("as a whole", "as a stream")
+    note = f"asked {words[0]}, recorded only {words[1]}"
+    site = call.site
+    return DivergenceFound("miss", site.lane, site.index, None, "this model request", fields, found.started, note)
 
 
 class KnownFirst:

@@ -1,0 +1,95 @@
+"""Which recorded call answers a request, and what is recorded of requests that are cut off from their run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from antiphon import Antiphon
+from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy.harness import Served, serving
+
+_ASKED = [{"role": "user", "content": "count"}]
+_CHAT = ("openai/v1/chat/completions", {"model": "fake-1", "messages": _ASKED})
+_CONTENTS = {"contents": [{"role": "user", "parts": [{"text": "count"}]}]}
+
+
+def _ask(served: Served, path: str, body: dict[str, Any], run: str = "forms") -> httpx.Response:
+    return httpx.post(f"{served.url}/run/{run}/{path}", json=body, timeout=60)
+
+
+def _chat(served: Served, **more: Any) -> httpx.Response:
+    return _ask(served, _CHAT[0], {**_CHAT[1], **more})
+
+
+@pytest.mark.parametrize("status", [200, 429])
+@pytest.mark.parametrize(
+    ("plain", "stream"),
+    [
+        (_CHAT, (_CHAT[0], {**_CHAT[1], "stream": True})),
+        (
+            ("gemini/v1beta/models/fake-1:generateContent", _CONTENTS),
+            ("gemini/v1beta/models/fake-1:streamGenerateContent?alt=sse", _CONTENTS),
+        ),
+    ],
+    ids=["openai", "gemini"],
+)
+def test_a_stream_answers_a_stream_and_a_whole_answer_a_plain_request(
+    app: Antiphon, plain: Any, stream: Any, status: int
+) -> None:
+    """Also where the first answer of each is an error, and the request was sent again."""
+    replies = [Reply("one two")] if status == 200 else [Reply("wait", status=429), Reply("one two")]
+    with FakeProvider(replies * 2) as provider, serving(app, models=provider.url) as served:
+        streamed = [_ask(served, *stream) for _ in replies]
+        whole = [_ask(served, *plain) for _ in replies]
+    assert streamed[-1].headers["content-type"] == "text/event-stream"
+    with serving(app, "replay") as served:
+        for recorded, asked in ((whole, plain), (streamed, stream)):
+            again = [_ask(served, *asked) for _ in replies]
+            assert [answer.content for answer in again] == [answer.content for answer in recorded]
+            assert [answer.headers["content-type"] for answer in again] == [
+                answer.headers["content-type"] for answer in recorded
+            ]
+        report = httpx.delete(f"{served.url}/run/forms").json()
+    assert (report["equal"], report["notAsked"]) == (True, 0)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_answer_of_the_other_form_is_a_miss_that_names_it(app: Antiphon, streams: bool) -> None:
+    with FakeProvider(lambda _: Reply("one two")) as provider:
+        with serving(app, models=provider.url) as served:
+            recorded = _chat(served, stream=streams)
+        with serving(app, "replay") as served:
+            missed = _chat(served, stream=not streams)
+            assert (missed.status_code, missed.json()["error"]["code"]) == (422, "replay_miss")
+            [field] = missed.json()["error"]["divergence"]["fields"]
+            assert field["path"] == "$.stream"
+            client = openai.OpenAI(base_url=f"{served.at('forms')}/v1", api_key="none", max_retries=0)
+            asked: Any = {**_CHAT[1], "stream": not streams}
+            with pytest.raises(openai.APIStatusError):
+                client.chat.completions.create(**asked)
+            assert _chat(served, stream=streams).content == recorded.content
+            report = httpx.delete(f"{served.url}/run/forms").json()
+            assert (report["equal"], report["missed"], report["answered"]) == (False, 2, 1)
+        with serving(app, "record-new", models=provider.url) as served:
+            assert _chat(served, stream=not streams).headers["antiphon-source"] == "live"
+            assert _chat(served, stream=streams).headers["antiphon-source"] == "recording"
+
+
+def test_a_recorded_call_of_the_same_variant_comes_first(app: Antiphon) -> None:
+    choices: list[dict[str, Any]] = [{}, {"max_tokens": 5}, {"response_format": {"type": "json_object"}}]
+
+    def reply(body: dict[str, Any]) -> Reply:
+        return Reply(f"asked with {sorted(body)}")
+
+    with FakeProvider(reply) as provider, serving(app, models=provider.url) as served:
+        recorded = [_chat(served, **more).content for more in choices]
+    with serving(app, "replay") as served:
+        again = [_chat(served, **more).content for more in reversed(choices)]
+        assert again == recorded[::-1]
+        assert httpx.delete(f"{served.url}/run/forms").json()["equal"] is True
+        other = [_chat(served, max_tokens=number).content for number in (5, 6, 7)]
+        assert other == [recorded[1], recorded[0], recorded[2]]  # what is left, in its order
