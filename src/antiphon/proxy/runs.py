@@ -101,15 +101,17 @@ class ByContent:
     answers a stream only. Of calls that only their variant tells apart, one of the same variant comes first.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, finished: bool = False) -> None:
+        """Only calls that have an outcome, if they are to be *finished*."""
         self._recording = recording
         self._calls: dict[tuple[str, str], list[RecordedCall]] = {}
         self._left: dict[tuple[str, str], dict[Form, deque[RecordedCall]]] = {}
         """The same by form, for what was asked: that is in their events."""
         self._unasked = 0
         for call in sorted(recording.calls.values(), key=lambda found: found.started):
-            self._calls.setdefault((call.name, call.digest), []).append(call)
-            self._unasked += 1
+            if call.finished is not None or not finished:
+                self._calls.setdefault((call.name, call.digest), []).append(call)
+                self._unasked += 1
 
     def _equal(self, call: Invocation) -> dict[Form, deque[RecordedCall]]:
         key = (call.name, call.digest)
@@ -181,13 +183,16 @@ def _of_other_form(call: Invocation, found: RecordedCall) -> DivergenceFound:
 
 
 class KnownFirst:
-    """Answers what the recording knows; the rest goes to the upstream, except for tools that *reviewed* blocks (K6)."""
+    """Answers what the recording knows; the rest goes to the upstream, except for tools that *reviewed* blocks (K6).
+
+    A call that the recording has no outcome of is not known.
+    """
 
     def __init__(self, recording: Recording, *, realtime: bool, reviewed: Mapping[str, bool]) -> None:
         self._recording = recording
         self._realtime = realtime
         self._reviewed = reviewed
-        self.by_content: ByContent = ByContent(recording)
+        self.by_content: ByContent = ByContent(recording, finished=True)
         self.new: list[str] = []
         self.blocked: list[str] = []
 

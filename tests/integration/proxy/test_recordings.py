@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,11 +16,19 @@ import pytest
 
 from antiphon import Antiphon
 from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy.desk import Desk, served_desk
 from tests.integration.proxy.harness import Served, serving
+from tests.integration.proxy.test_mcp import _post, _until
 
 _ASKED = [{"role": "user", "content": "count"}]
 _CHAT = ("openai/v1/chat/completions", {"model": "fake-1", "messages": _ASKED})
 _CONTENTS = {"contents": [{"role": "user", "parts": [{"text": "count"}]}]}
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with served_desk() as found:
+        yield found
 
 
 def _ask(served: Served, path: str, body: dict[str, Any], run: str = "forms") -> httpx.Response:
@@ -93,3 +107,35 @@ def test_a_recorded_call_of_the_same_variant_comes_first(app: Antiphon) -> None:
         assert httpx.delete(f"{served.url}/run/forms").json()["equal"] is True
         other = [_chat(served, max_tokens=number).content for number in (5, 6, 7)]
         assert other == [recorded[1], recorded[0], recorded[2]]  # what is left, in its order
+
+
+def test_record_new_asks_again_for_what_has_no_outcome(app: Antiphon, desk: Desk, tmp_path: Path) -> None:
+    held = threading.Event()
+
+    def reply(_: Any) -> Reply:
+        held.wait(30)
+        return Reply("late")
+
+    crashed = f"sqlite:///{tmp_path / 'crashed.db'}"
+    with FakeProvider(reply) as provider, ThreadPoolExecutor() as pool:
+        with serving(app, models=provider.url, mcp=desk.url) as served:
+            waiting: list[Future[Any]] = [pool.submit(_chat, served), pool.submit(_post, served, "A1", tool="slow")]
+            _until(lambda: provider.requests == 1 and desk.charged["A1"] == 1)
+            with (
+                contextlib.closing(sqlite3.connect(tmp_path / "proxy.db")) as now,
+                contextlib.closing(sqlite3.connect(tmp_path / "crashed.db")) as kept,
+            ):
+                now.backup(kept)  # what a process that dies here leaves behind
+            held.set()
+            desk.hold.set()
+            for one in waiting:
+                one.result()
+        with serving(Antiphon(store=crashed), "record-new", models=provider.url, mcp=desk.url) as served:
+            answer = _chat(served)
+            assert (answer.status_code, answer.headers["antiphon-source"]) == (200, "live")
+            charged = _post(served, "A1", tool="slow")
+            assert charged["result"]["content"][0]["text"] == "slowly charged A1"
+            for run in ("forms", "once"):
+                report = httpx.delete(f"{served.url}/run/{run}").json()
+                assert (report["answered"], report["recorded"]) == (0, 1)
+    assert (provider.requests, desk.charged["A1"]) == (2, 2)
