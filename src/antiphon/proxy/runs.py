@@ -274,11 +274,14 @@ class OpenRun:
             found |= {"source": self.recording.manifest.id, "new": self._invoker.new, "blocked": self._invoker.blocked}
         return found
 
-    def end(self) -> None:
-        """Write the end of a run that is recorded."""
+    def leave_streams(self) -> None:
+        """Write the end of streams that nobody reads any more."""
         for leave in tuple(self.scope.streams.values()):
             with contextlib.suppress(AntiphonError):
                 leave()
+
+    def end(self) -> None:
+        """Write the end of a run that is recorded; requests that are under way come behind it."""
         if self.mode != "replay":
             self.run.end(None, None)
 
@@ -345,7 +348,9 @@ class Runs:
         return found.report()
 
     async def end_all(self) -> list[dict[str, Any]]:
-        """End every run, at the end of the proxy."""
+        """End every run, at the end of the proxy, when there are no clients any more."""
+        for found in self:
+            await _aside(found.leave_streams)
         return [await self.end(*place) for place in tuple(self._open)]
 
     def _begin(self, name: str) -> OpenRun:

@@ -139,3 +139,20 @@ def test_record_new_asks_again_for_what_has_no_outcome(app: Antiphon, desk: Desk
                 report = httpx.delete(f"{served.url}/run/{run}").json()
                 assert (report["answered"], report["recorded"]) == (0, 1)
     assert (provider.requests, desk.charged["A1"]) == (2, 2)
+
+
+def test_a_stream_that_outlasts_its_run_is_recorded_to_its_end(app: Antiphon) -> None:
+    body = {**_CHAT[1], "stream": True}
+    with FakeProvider([Reply("one two three", pause=0.1)]) as provider, serving(app, models=provider.url) as served:
+        url = f"{served.at('forms')}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
+            pieces = response.iter_raw()
+            read = next(pieces)
+            report = httpx.delete(f"{served.url}/run/forms").json()
+            read += b"".join(pieces)
+    assert (report["requests"], report["recorded"]) == (1, 1)
+    [manifest] = app.journal.runs(tenant=app.tenant)
+    ends = [event.payload["outcome"] for event in app.journal.events(manifest.id) if event.type == "call.finished"]
+    assert ends == ["ok"]
+    with serving(app, "replay") as served:
+        assert _chat(served, stream=True).content == read
