@@ -223,8 +223,6 @@ async def _wrapped(app: Any, arguments: argparse.Namespace, server: list[str]) -
 
     loop = asyncio.get_running_loop()
     lines = pump(open(0, "rb", closefd=False), loop)  # noqa: SIM115 - it is the thread's, which may never return from it
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lines.put_nowait, None)
     name = arguments.server or Path(server[0]).stem
     wrapped = Wrapped(
         app,
@@ -236,4 +234,6 @@ async def _wrapped(app: Any, arguments: argparse.Namespace, server: list[str]) -
         tools=arguments.tool,
         write=write,
     )
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, wrapped.stop)
     return await wrapped.serve(server, lines)

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
@@ -31,6 +33,12 @@ INTERNAL_ERROR = -32603
 _CLIENT = "stdio"
 _ORDER_S = 1.0
 """How long a message waits for the call before it to be on its way."""
+_END_S = 10.0
+"""How long a server may take to end when its input has ended …"""
+_STOP_S = 0.5
+"""… and from then on if a signal asks for the end: clients wait for 2 seconds before they kill."""
+_SIGNAL_S = 1.0
+"""How long it may take to end after a signal of ours."""
 
 
 class Wrapped:
@@ -57,6 +65,7 @@ class Wrapped:
         self._guard = McpGuard(app, rules=rules, identity=identity, timeout_s=timeout_s)
         self._write = write
         self._process: Any = None
+        self._stopping = asyncio.Event()
         self._run: OpenRun | None = None
         self._waiting: dict[Any, asyncio.Future[bytes]] = {}
         """Guarded calls that the server has not answered."""
@@ -75,20 +84,27 @@ class Wrapped:
         reading: asyncio.Task[None] | None = None
         if self.runs.mode != "replay":
             pipe = asyncio.subprocess.PIPE
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LONGEST_LINE)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, limit=LONGEST_LINE, start_new_session=True
+            )
             reading = asyncio.ensure_future(self._read())
+        stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await self._listen(lines, reading)
+            await self._listen(lines, {stopping} if reading is None else {stopping, reading})
         finally:
-            code = await self._close(reading)
+            code = await self._close(reading, stopping)
             report = {} if self._run is None else await self.runs.end(_CLIENT, self._name)
         return code, report
 
-    async def _listen(self, lines: asyncio.Queue[bytes | None], reading: asyncio.Task[None] | None) -> None:
+    def stop(self) -> None:
+        """A signal asks for the end."""
+        self._stopping.set()
+
+    async def _listen(self, lines: asyncio.Queue[bytes | None], ending: set[asyncio.Task[Any]]) -> None:
         while True:
             coming = asyncio.ensure_future(lines.get())
-            await asyncio.wait({coming, reading} if reading else {coming}, return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():  # the server has ended
+            await asyncio.wait({coming, *ending}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():  # the server has ended, or has to
                 coming.cancel()
                 return
             line = coming.result()
@@ -96,23 +112,36 @@ class Wrapped:
                 return
             await self._from_client(line)
 
-    async def _close(self, reading: asyncio.Task[None] | None) -> int:
+    async def _close(self, reading: asyncio.Task[None] | None, stopping: asyncio.Task[Any]) -> int:
         """The client is gone: let the server end, and settle what it has not answered."""
         process = self._process
-        if process is None:
-            await self._settle()
-            return 0
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(10):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-        if reading is not None:
-            await reading
+        if process is not None and reading is not None:
+            process.stdin.close()
+            await self._end(asyncio.gather(process.wait(), reading, return_exceptions=True), stopping)
+        stopping.cancel()
         await self._settle()
-        return int(process.returncode)
+        if reading is not None and not reading.cancelled():
+            reading.result()
+        return 0 if process is None else -signal.SIGKILL if process.returncode is None else int(process.returncode)
+
+    async def _end(self, ended: asyncio.Future[Any], stopping: asyncio.Task[Any]) -> None:
+        """Wait until the server and all that write to its output have ended, and end them if they do not."""
+        await asyncio.wait({ended, stopping}, timeout=_END_S, return_when=asyncio.FIRST_COMPLETED)
+        if stopping.done():
+            await asyncio.wait({ended}, timeout=_STOP_S)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not ended.done():
+                self._signal(number)
+                await asyncio.wait({ended}, timeout=_SIGNAL_S)
+        if not ended.done():  # a process that has left the group holds the output
+            ended.cancel()
+            await asyncio.wait({ended})
+            self._process._transport.close()
+
+    def _signal(self, number: int) -> None:
+        """To the server and all that it has started; macOS does not permit it where only the dead are left."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     async def _settle(self) -> None:
         for future in self._waiting.values():
@@ -273,7 +302,7 @@ class Wrapped:
                 line: bytes = await self._process.stdout.readline()
             except ValueError:
                 log.error("the server wrote a line of over %d bytes; it is stopped", LONGEST_LINE)
-                self._process.kill()
+                self._signal(signal.SIGKILL)
                 return
             if not line:
                 return

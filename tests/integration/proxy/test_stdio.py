@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
 from antiphon import Antiphon
+from antiphon.proxy import stdio
 from antiphon.proxy.stdio import Wrapped
 
 _SERVER = """
@@ -148,3 +153,72 @@ def test_record_new_sends_no_call_of_a_tool_that_a_review_calls_a_side_effect(
     assert "side_effects.yaml says false" in answers[1]["result"]["content"][0]["text"]
     assert (report["blocked"], report["new"]) == (["tool mcp.desk/charge"], ["tool mcp.desk/other"])
     assert (tmp_path / "heard").read_text().split() == ["look", "other"]
+
+
+_DEAF = """
+import os, signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+if len(sys.argv) > 2:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1] + ".new", "w") as file:
+    print(os.getpid(), file=file)
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(60)
+"""
+
+
+def _until(met: Callable[[], Any], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there, and is no mere entry of one that nobody has asked about."""
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return found.stdout.strip()[:1] not in ("", "Z")
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["in its group", "in a session of its own"])
+def test_a_server_that_stays_or_leaves_somebody_behind_is_ended(
+    app: Antiphon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    monkeypatch.setattr(stdio, "_END_S", 0.2)
+    program, told = tmp_path / "server.py", tmp_path / "pid"
+    program.write_text(_DEAF)
+    inner = shlex.join([sys.executable, str(program), str(told), *(["leaves"] if leaves else [])])
+
+    async def session() -> None:
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        wrapped = Wrapped(app, "desk", write=lambda line: None)
+        serving = asyncio.ensure_future(wrapped.serve(["sh", "-c", f"{inner}; true"], lines))
+        await asyncio.to_thread(_until, told.exists)
+        lines.put_nowait(None)
+        await asyncio.wait_for(serving, 20)
+
+    asyncio.run(session())
+    pid = int(told.read_text())
+    assert _runs(pid) is leaves  # who has left the group is left alone, and not waited for
+    if leaves:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_wrap_and_its_server_before_a_client_loses_patience(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    program, told = tmp_path / "server.py", tmp_path / "pid"
+    program.write_text(_DEAF)
+    command = [sys.executable, "-m", "antiphon.cli", "mcp", "wrap", "--", sys.executable, str(program), str(told)]
+    env = {**os.environ, "ANTIPHON_HOME": str(tmp_path / "home")}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    ) as wrap:
+        _until(told.exists)
+        wrap.send_signal(number)
+        _until(lambda: not _runs(int(told.read_text())), 2.0)
+        assert wrap.wait(20) == 128 + signal.SIGTERM
+        assert wrap.stderr is not None
+        assert b"0 requests, 0 recorded" in wrap.stderr.read()
