@@ -232,6 +232,7 @@ async def _wrapped(app: Any, arguments: argparse.Namespace, server: list[str]) -
         timeout_s=arguments.timeout,
         identity=identity_keys(arguments.identity),
         tools=arguments.tool,
+        like=() if arguments.server else server,
         write=write,
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

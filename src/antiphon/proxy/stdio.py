@@ -54,11 +54,17 @@ class Wrapped:
         timeout_s: float = 600.0,
         identity: Sequence[str] = (),
         tools: Sequence[str] = (),
+        like: Sequence[str] = (),
         write: Callable[[bytes], None],
     ) -> None:
-        """*tools* are rules, ``TOOL:OPTIONS``; *write* gives one line to the client."""
+        """*tools* are rules, ``TOOL:OPTIONS``; *write* gives one line to the client.
+
+        The identity of a call is good for servers of that name; with a command that they are *like*, only for these.
+        """
         self._server = server
         self._name = run or f"mcp-{server}"
+        command = hashlib.sha256(b"\0".join(map(os.fsencode, like))).hexdigest()
+        self._scope = f"stdio:{self._name}:{server}" + (f":{command}" if like else "")
         self.runs: Runs = Runs(app, mode)
         policies = app.config.approvals.policies
         rules = ToolRules((f"{server}/{rule}" for rule in tools), window_s=0, policies=policies)
@@ -219,7 +225,7 @@ class Wrapped:
 
     async def _guarded(self, asked: _mcp.Request, line: bytes, named: str | None) -> None:
         spec = self._guard.spec(self._server, asked.params["name"])
-        place = f"stdio:{self._name}:{self._server}:{spec.name}"
+        place = f"{self._scope}:{spec.name}"
         equal = f"{place}:{digest_of({name: value for name, value in asked.params.items() if name != '_meta'})}"
         own = None if named is None else hashlib.sha256(named.encode()).hexdigest()  # it may be anything, a secret too
         key = f"{place}:{own}" if own is not None else self._guard.waiting(equal) or f"{place}:{uuid7()}"

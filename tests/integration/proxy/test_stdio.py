@@ -222,3 +222,32 @@ def test_a_signal_ends_wrap_and_its_server_before_a_client_loses_patience(
         assert wrap.wait(20) == 128 + signal.SIGTERM
         assert wrap.stderr is not None
         assert b"0 requests, 0 recorded" in wrap.stderr.read()
+
+
+def test_servers_of_one_program_do_not_share_the_identities_of_calls(tmp_path: Path) -> None:
+    echo = (
+        "import json, sys\n"
+        "for line in sys.stdin:\n"
+        "    answer = {'content': [{'type': 'text', 'text': sys.argv[1]}]}\n"
+        "    print(json.dumps({'jsonrpc': '2.0', 'id': json.loads(line)['id'], 'result': answer}), flush=True)\n"
+    )
+    env = {**os.environ, "ANTIPHON_HOME": str(tmp_path / "home")}
+    params = {"name": "look", "_meta": {"dev.antiphon/callId": "k1"}}
+    asked = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}).encode() + b"\n"
+
+    def ask(word: str, *options: str) -> str:
+        wrapped = ["mcp", "wrap", *options, "--", sys.executable, "-c", echo, word]
+        command = [sys.executable, "-m", "antiphon.cli", *wrapped]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as wrap:
+            assert wrap.stdin is not None
+            assert wrap.stdout is not None
+            wrap.stdin.write(asked)
+            wrap.stdin.flush()
+            answer = json.loads(wrap.stdout.readline())
+            wrap.stdin.close()
+            wrap.wait(30)
+        return str(answer["result"]["content"][0]["text"])
+
+    assert [ask(word) for word in ("one", "two", "one")] == ["one", "two", "one"]
+    assert ask("two", "--mode", "replay") == "one"  # the latest run of that name, whatever the command
+    assert [ask(word, "--server", "desk") for word in ("three", "four")] == ["three", "three"]
