@@ -21,10 +21,10 @@ from antiphon.llm.stream import assemble_response, sse_events
 from antiphon.ports import Answer
 
 _PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"/chat/completions$"), "openai-chat"),
-    (re.compile(r"/responses$"), "openai-responses"),
-    (re.compile(r"/v1/messages$"), "anthropic"),
-    (re.compile(r"/(?:models|tunedModels|endpoints)/(?P<model>[^/:]+):(?P<verb>g|streamG)enerateContent$"), "gemini"),
+    (re.compile(r"/chat/completions/*$"), "openai-chat"),
+    (re.compile(r"/responses/*$"), "openai-responses"),
+    (re.compile(r"/v1/messages/*$"), "anthropic"),
+    (re.compile(r"/(?:models|tunedModels|endpoints)/(?P<model>[^/:]+):(?P<verb>g|streamG)enerateContent/*$"), "gemini"),
 )
 _ERROR_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """The headers of an error that an SDK looks at."""
@@ -116,7 +116,7 @@ def open_call(
 
     *send* asks the provider beside the recording, for a replay that verifies its models.
     """
-    meta: dict[str, Any] = {"transport": "http", "endpoint": model.endpoint_of(url)}
+    meta: dict[str, Any] = {"transport": "http", "endpoint": model.endpoint_of(_without_end(url))}
     if call.provider == "gemini":  # the others say it in the body
         meta[ASKS_STREAM] = call.stream
     shaping = {name: headers[name] for name in _SHAPING if name in headers}
@@ -128,6 +128,12 @@ def open_call(
     return model.open_llm(
         scope, call.body, call.provider, asynchronous=asynchronous, stream=call.stream, send=send, **meta
     )
+
+
+def _without_end(url: str) -> str:
+    """The address without slashes at the end of its path."""
+    path, mark, query = url.partition("?")
+    return path.rstrip("/") + mark + query
 
 
 def body_of(content: bytes) -> Any:

@@ -175,8 +175,15 @@ class Proxy:
                 what = f"{request.method} {request.path.decode('latin-1')}"
                 raise ReplayMiss(f"{what} is no model call, so no recording answers it.")
             if mode != "live":
+                self._check_readable(request)
                 answer.headers.append((b"antiphon-recorded", b"no"))
             await self._pass_on(request, ways.plain, receive, answer)
+
+    def _check_readable(self, request: Request) -> None:
+        """Refuse what asks a model in a form that cannot be read, where the cost of runs is limited."""
+        if self._app.config.loop.max_cost is not None and _endpoint(request.method, request.path) is not None:
+            text = "The cost of runs is limited, and this request cannot be read: send a JSON object, not compressed."
+            raise Refused(415, "unreadable_message", text)
 
     async def _client(self, named: Mapping[str, str]) -> str:
         """Who asks: the owner of a key, or anybody on this machine if keys are not required."""

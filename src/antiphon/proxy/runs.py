@@ -28,6 +28,7 @@ from antiphon.ops.execution import watched
 from antiphon.ops.runs import all_runs, find_run, load_recording
 from antiphon.ports import Answer, Invocation
 from antiphon.proxy.clients import Refused
+from antiphon.proxy.costs import Estimates
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -195,6 +196,7 @@ class KnownFirst:
         self.by_content: ByContent = ByContent(recording, finished=True)
         self.new: list[str] = []
         self.blocked: list[str] = []
+        self.estimates: Estimates | None = None
 
     def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
         return self._recording.known_request(provider, body)
@@ -202,6 +204,8 @@ class KnownFirst:
     def answer_tool(self, call: Invocation) -> Answer | None:
         found = self.by_content.take(call)
         if found is not None:
+            if self.estimates is not None:
+                self.estimates.given.add(call.site.call)
             return _tell(self._recording.answer(found, realtime=self._realtime))
         blocked = call.kind != "llm" and reviewed_as(call.name, self._reviewed) is False
         told = self.blocked if blocked else self.new
@@ -233,6 +237,8 @@ class OpenRun:
         self.misses: list[dict[str, Any]] = []
         self.missed: int = 0
         self._invoker = invoker
+        self.estimates: Estimates | None = None
+        """Where the cost of runs is limited."""
 
     @property
     def cost(self) -> float:
@@ -269,6 +275,8 @@ class OpenRun:
             found["recorded"] = self.requests - found["answered"]
             if self.cost:
                 found["cost"] = self.cost
+            if self.estimates is not None and self.estimates.answers:
+                found["estimated"] = self.estimates.answers
         if isinstance(self._invoker, KnownFirst):
             assert self.recording is not None
             found |= {"source": self.recording.manifest.id, "new": self._invoker.new, "blocked": self._invoker.blocked}
@@ -370,8 +378,13 @@ class Runs:
         if recording is not None:
             reviewed = _reviewed(recording.manifest.entry)
             run.scope.invoker = invoker = KnownFirst(recording, realtime=self._realtime, reviewed=reviewed)
+        opened = OpenRun(name, mode, run, recording, invoker)
+        if app.config.prices and app.config.loop.max_cost is not None:
+            opened.estimates = Estimates(run, app.config.prices)
+            if invoker is not None:
+                invoker.estimates = opened.estimates
         run.begin()
-        return OpenRun(name, mode, run, recording, invoker)
+        return opened
 
     def _recorded(self, name: str) -> RunManifest:
         """The newest recorded run of that name, or the one with that id."""

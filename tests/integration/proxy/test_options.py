@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import socket
 import struct
 from collections.abc import Iterator
@@ -76,6 +78,68 @@ def test_a_run_costs_no_more_than_it_may(app: Antiphon) -> None:
         assert provider.requests == 2
         body = {"model": "fake-1", "messages": []}
         assert httpx.post(f"{served.at('next')}/v1/chat/completions", json=body).status_code == 200  # a run of its own
+
+
+def _limited(app: Antiphon, most: float) -> Antiphon:
+    """A token costs 1, whether it is asked or answered."""
+    prices = {"fake-1": {"input": 1_000_000.0, "output": 1_000_000.0}}
+    return Antiphon({"prices": prices, "loop": {"max_cost": most}}, store=app.store)
+
+
+_DELTA = {"choices": [{"index": 0, "delta": {"content": "word " * 40}}]}
+_SILENT = f"data: {json.dumps(_DELTA)}\n\n".encode()
+"""A piece of a stream that tells no usage."""
+
+
+def _ask_stream(served: Served, end: str = "") -> httpx.Response:
+    body = {"model": "fake-1", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+    return httpx.post(f"{served.at('orders')}/v1/chat/completions{end}", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_an_answer_without_usage_is_not_free(app: Antiphon, end: str, caplog: pytest.LogCaptureFixture) -> None:
+    reply = Reply(raw=_SILENT * 2 + b"data: [DONE]\n\n")
+    with FakeProvider(lambda _: reply) as provider, serving(_limited(app, 200.0), models=provider.url) as served:
+        assert [_ask_stream(served, end).status_code for _ in range(2)] == [200, 200]
+        over = _ask_stream(served, end)
+        assert (over.status_code, over.json()["error"]["code"]) == (429, "cost_limit")
+        report = httpx.get(f"{served.url}/run/orders").json()
+    assert provider.requests == 2
+    assert report["estimated"] == 2
+    assert 2 * 100 < report["cost"] < 2 * 200  # 400 characters were answered
+    assert caplog.text.count("came without usage") == 1
+
+
+def test_a_stream_that_breaks_off_is_not_free_and_an_answer_of_the_recording_is(app: Antiphon) -> None:
+    limited = _limited(app, 1_000_000.0)
+
+    def cost(served: Served) -> tuple[int, float]:
+        report = httpx.delete(f"{served.url}/run/orders").json()
+        return report.get("estimated", 0), report.get("cost", 0.0)
+
+    with FakeProvider([Reply("one two three", break_after=3), Reply("no", status=500)]) as provider:
+        with serving(limited, models=provider.url) as served:
+            with pytest.raises(httpx.RemoteProtocolError):
+                _ask_stream(served)
+            assert _ask(served).status_code == 500  # nothing was answered
+            estimated, spent = cost(served)
+            assert (estimated, spent > 10) == (1, True)
+        with serving(limited, "record-new", models=provider.url) as served:
+            with pytest.raises(httpx.RemoteProtocolError):
+                _ask_stream(served)
+            assert cost(served) == (0, 0.0)
+
+
+def test_a_model_call_that_cannot_be_read_is_refused_where_costs_are_limited(app: Antiphon) -> None:
+    body = gzip.compress(b'{"model": "fake-1", "messages": []}')
+    headers = {"content-encoding": "gzip", "content-type": "application/json"}
+    with FakeProvider(lambda _: Reply("yes")) as provider, serving(_limited(app, 8.0), models=provider.url) as served:
+        for content, more in ((body, headers), (b"[]", {}), (b"", {})):
+            url = f"{served.at('orders')}/v1/chat/completions"
+            refused = httpx.post(url, content=content, headers=more)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (415, "unreadable_message")
+        assert httpx.post(f"{served.at('orders')}/v1/embeddings", json={}).headers["antiphon-recorded"] == "no"
+    assert provider.requests == 1
 
 
 def test_a_deadline_ends_the_wait_for_a_model(app: Antiphon) -> None:
