@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from antiphon.adapters import _wire
+from antiphon.adapters import _mcp, _wire
 from antiphon.adapters._retries import retrying
 from antiphon.adapters.httpx import async_transport
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen
@@ -37,6 +37,8 @@ log: logging.Logger = logging.getLogger("antiphon.proxy")
 
 _MODEL = "antiphon_model"
 """Extension of a request: the model that it asks."""
+_HEADERS = "antiphon_headers"
+"""Extension of a request: its headers as they came."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ANYONE = "local"
 """The client of requests without a key, which only this machine may send."""
@@ -166,6 +168,8 @@ class Proxy:
         elif run is not None:
             if not request.upstream.mcp:
                 self.runs.check_cost(run, _model_of(request))
+            elif mode != "replay" and not _is_answered(request):
+                answer.headers.append((b"antiphon-recorded", b"no"))
             run.scope.adopt()
             await self._pass_on(request, ways.recording, receive, answer)
         elif known:
@@ -275,7 +279,12 @@ class Proxy:
             raw: Any = _Nowhere() if replays else Outward(upstream.url, settings.max_connections, **waits)
             plain = _Held(raw, upstream.name, self._breakers)
             again = retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
-            found = self._ways[upstream.name] = _Ways(raw, plain, again, async_transport(again, module="httpx"))
+            recording: Any
+            if upstream.mcp:
+                recording = _OfMcp(async_transport(_AsItCame(again), module="httpx"))
+            else:
+                recording = async_transport(again, module="httpx")
+            found = self._ways[upstream.name] = _Ways(raw, plain, again, recording)
         return found
 
     def outgoing(self, request: Request) -> Any:
@@ -383,6 +392,33 @@ class _Held:
         await self._inner.aclose()
 
 
+class _OfMcp:
+    """The recording transport of an MCP server: it is told what it else sees by what a client accepts."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: Any) -> Any:
+        import httpx
+
+        if request.method == "POST":
+            request.extensions[_HEADERS] = request.headers
+            request.headers = httpx.Headers(request.headers.raw)
+            request.headers["accept"] = "application/json, text/event-stream"
+        return await self._inner.handle_async_request(request)
+
+
+class _AsItCame:
+    """Below it: the server gets the headers of the client."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: Any) -> Any:
+        request.headers = request.extensions.get(_HEADERS, request.headers)
+        return await self._inner.handle_async_request(request)
+
+
 @functools.lru_cache(maxsize=1024)
 def _parsed(upstream: Upstream, path: bytes, query: bytes) -> Any:
     import httpx
@@ -418,6 +454,12 @@ def _model_call(method: str, path: bytes, body: bytes) -> _wire.ModelCall | None
 @functools.lru_cache(maxsize=1024)
 def _endpoint(method: str, path: bytes) -> _wire.Endpoint | None:
     return _wire.endpoint_of(method, unquote(path.decode("latin-1")))
+
+
+def _is_answered(request: Request) -> bool:
+    """Whether a message to an MCP server is a request, and no notification, answer or stream beside them."""
+    asked = _mcp.read_request(request.body) if request.method == "POST" else None
+    return asked is not None and asked.id is not None
 
 
 def _model_of(request: Request) -> str:

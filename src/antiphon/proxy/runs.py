@@ -225,6 +225,24 @@ class KnownFirst:
         return fresh()
 
 
+class Counted:
+    """How many calls are written in a run."""
+
+    def __init__(self, scope: RunScope) -> None:
+        self.calls: int = 0
+        encode, compose = scope.encode, scope.compose
+
+        def encoded(kind: str, *rest: Any) -> Any:
+            self.calls += kind == "call.started"
+            return encode(kind, *rest)
+
+        def composed(kind: str, *rest: Any) -> Any:
+            self.calls += kind == "call.started"
+            return compose(kind, *rest)
+
+        scope.encode, scope.compose = encoded, composed
+
+
 class OpenRun:
     """One run that requests are recorded in or answered from."""
 
@@ -237,6 +255,7 @@ class OpenRun:
         self.misses: list[dict[str, Any]] = []
         self.missed: int = 0
         self._invoker = invoker
+        self._written = Counted(run.scope)
         self.estimates: Estimates | None = None
         """Where the cost of runs is limited."""
 
@@ -272,7 +291,7 @@ class OpenRun:
             found |= {"missed": self.missed, "misses": self.misses, "notAsked": left}
             found["equal"] = not self.missed and not left
         else:
-            found["recorded"] = self.requests - found["answered"]
+            found["recorded"] = self._written.calls - found["answered"]
             if self.cost:
                 found["cost"] = self.cost
             if self.estimates is not None and self.estimates.answers:

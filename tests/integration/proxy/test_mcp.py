@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,6 +71,51 @@ def test_a_session_passes_and_replays_without_the_server(app: Antiphon, desk: De
     assert again == direct
     assert (desk.requests, dict(desk.charged)) == (asked, charged)
     assert report["missed"] == 0, report
+
+
+@pytest.mark.parametrize("accept", [None, "*/*", "application/json"])
+def test_a_request_is_recorded_whatever_its_client_accepts(app: Antiphon, accept: str | None) -> None:
+    heard: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            heard.append(self.headers.get("accept"))
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            answer = {"jsonrpc": "2.0", "id": asked.get("id"), "result": {"tools": []}}
+            data = json.dumps(answer).encode() if "id" in asked else b""
+            self.send_response(200 if data else 202)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    def send(served: Served, message: dict[str, Any]) -> httpx.Response:
+        headers = {"content-type": "application/json"} | ({} if accept is None else {"accept": accept})
+        content = json.dumps({"jsonrpc": "2.0", **message})
+        request = httpx.Request("POST", f"{served.at('lists', 'desk')}/mcp", content=content, headers=headers)
+        with httpx.HTTPTransport() as transport:  # it adds no headers
+            answer = transport.handle_request(request)
+            answer.read()
+            return answer
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with serving(app, mcp=f"http://127.0.0.1:{server.server_address[1]}") as served:
+            listed = send(served, {"id": 1, "method": "tools/list"})
+            noted = send(served, {"method": "notifications/initialized"})
+            report = httpx.delete(f"{served.url}/run/lists").json()
+        server.shutdown()
+    assert heard == [accept, accept]
+    assert ("antiphon-recorded" in listed.headers, noted.headers["antiphon-recorded"]) == (False, "no")
+    assert (report["requests"], report["recorded"]) == (2, 1)
+    with serving(app, "replay", mcp="http://127.0.0.1:9") as served:
+        again = send(served, {"id": 2, "method": "tools/list"})
+        assert again.json() == {"jsonrpc": "2.0", "id": 2, "result": {"tools": []}}
 
 
 def _call(served: Served, order: str, tool: str = "charge", **more: Any) -> tuple[str, bytes, dict[str, str]]:
