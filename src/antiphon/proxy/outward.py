@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -16,6 +17,9 @@ from antiphon.host.http.app import _trusted
 _AUTOMATIC = ("accept", "accept-encoding", "content-type", "user-agent")
 """Headers that aiohttp adds where they are missing; an upstream gets what the client sent."""
 _HEAD = 65_536
+_NO_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
+_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""What no header may hold (RFC 9110, 5); aiohttp takes some of it."""
 
 
 class Outward:
@@ -70,6 +74,9 @@ class Outward:
         if not 200 <= response.status <= 599:  # another protocol, or none: there is nothing to pass on
             response.close()
             raise httpx.RemoteProtocolError(f"The status {response.status} is no answer.", request=request)
+        if any(_NO_NAME.search(name) or _NO_VALUE.search(value) for name, value in response.raw_headers):
+            response.close()
+            raise httpx.RemoteProtocolError("A header of the answer cannot be passed on.", request=request)
         return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response, request))
 
     async def aclose(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import http.client
+import itertools
 import json
 import logging
 import random
@@ -13,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +22,7 @@ import pytest
 from antiphon import Antiphon
 from antiphon.proxy.stdio import Wrapped
 from tests.fake_provider import FakeProvider
-from tests.integration.proxy.harness import serving
+from tests.integration.proxy.harness import Served, serving
 
 _PARTS = (
     b"POST /run/x/openai/v1/chat/completions HTTP/1.1\r\n",
@@ -172,6 +174,26 @@ def test_a_status_that_is_none_and_headers_in_other_alphabets(app: Antiphon) -> 
         for stream in (False, True):
             passed = client.post(ask, json={"model": "m", "stream": stream}, headers={b"x-town": b"K\xf6ln"})
             assert (passed.status_code, passed.headers["x-city"]) == (200, "München")
+
+
+@pytest.mark.parametrize("path", ["v1/models", "v1/chat/completions"])
+@pytest.mark.parametrize("mode", ["record", "live"])
+def test_a_header_with_a_control_character_is_no_answer(
+    app: Antiphon, mode: str, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = b"HTTP/1.1 200 OK\r\nx-request-id: a\x0bb\r\ncontent-length: 2\r\n\r\n{}"
+
+    def ask(served: Served) -> list[Any]:
+        bodies = ({"model": "m", "stream": stream} for stream in (False, True))
+        answers = [httpx.post(f"{served.at('odd')}/{path}", json=body, timeout=60) for body in bodies]
+        return [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
+
+    with _saying(itertools.repeat(head)) as url, serving(app, mode, models=url) as served:
+        assert ask(served) == [(502, "upstream_unreachable")] * 2
+    if mode == "record" and path != "v1/models":
+        with serving(app, "replay") as served:
+            assert ask(served) == [(502, "upstream_unreachable")] * 2
+    assert [record for record in caplog.records if record.exc_info] == []
 
 
 def test_a_client_that_waits_for_100_is_told_so_and_the_upstream_is_not_asked(app: Antiphon) -> None:
