@@ -268,7 +268,7 @@ class Observer:
                 return
             row = Seen(row.type, row.site, row.payload, {})
         if isinstance(row, Seen) and row.type == "call.started":
-            self._compare_headers(row, recorded, place)
+            self._compare_wire(row, recorded, place)
         if row.type == "interaction.finished":
             self.output_is_known(row.payload, recorded.lane, place, recorded.seq, row.type)
         if row.type == "call.started" and row.payload == recorded.payload:
@@ -289,13 +289,13 @@ class Observer:
             noted = diff_values(left, {name: payload.get(name) for name in NOTES_ONLY}, limit=5)
             self.notes += [diff.shown(self.recording.view) for diff in noted]
 
-    def _compare_headers(self, row: Seen, recorded: Event, place: int) -> None:
-        """Versions and features of a provider that a request asks for in its headers decide what is answered."""
+    def _compare_wire(self, row: Seen, recorded: Event, place: int) -> None:
+        """What of a request over HTTP decides the answer, and is no part of the canonical form."""
         if row.meta.get("transport") != "http" or recorded.meta.get("transport") != "http":
             return
-        old, new = (_features(meta.get("requestHeaders") or {}) for meta in (recorded.meta, row.meta))
+        old, new = (_wire(one.payload, one.meta) for one in (recorded, row))
         if old != new:
-            fields = diff_values({"headers": old}, {"headers": new}, limit=_SHOWN)
+            fields = diff_values(old, new, limit=_SHOWN)
             words = _words(row.type, row.payload)
             self.add(DivergenceFound("changed", recorded.lane, place, recorded.seq, words, tuple(fields)))
 
@@ -432,13 +432,15 @@ def _comparable(payload: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in payload.items() if name not in _LEFT_OUT}
 
 
-def _features(headers: Mapping[str, str]) -> dict[str, list[str]]:
-    """The headers that ask for a version or a feature, their parts in one order."""
-    return {
+def _wire(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Headers that ask for a version or a feature, their parts in one order, and whether a stream is asked for."""
+    headers, sent = meta.get("requestHeaders") or {}, payload.get("providerRequest")
+    features = {
         name: sorted(part.strip() for part in str(headers[name]).split(","))
         for name in sorted(headers)
         if name.endswith(("-beta", "-version"))
     }
+    return {"headers": features, "stream": bool(sent.get("stream")) if isinstance(sent, Mapping) else False}
 
 
 def _words(kind: str, payload: dict[str, Any]) -> str:

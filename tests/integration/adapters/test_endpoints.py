@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
 import antiphon
@@ -33,6 +34,23 @@ def test_another_endpoint_and_other_headers_are_listed(app: Antiphon, world: Wor
     options |= {"default_headers": {"OpenAI-Project": "p2"}}
     assert antiphon.replay(run, app=app, mode="strict", function=main).passed, "who pays and where is no answer"
     assert "sk-none" not in str([event.meta for event in run.events()])
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_stream_in_place_of_a_whole_answer_is_named(app: Antiphon, world: World, recorded: bool) -> None:
+    stream = [recorded]
+
+    def main() -> str:
+        client = antiphon.wrap(OpenAI(api_key="sk-none", max_retries=0, base_url=f"{world.provider.url}/v1"))
+        asked: Any = [{"role": "user", "content": "hello"}]
+        answer: Any = client.chat.completions.create(model="m", messages=asked, stream=stream[0])
+        return str(sum(1 for _ in answer) if stream[0] else answer.choices[0].message.content)
+
+    run = app.record(main)
+    assert antiphon.replay(run, app=app, mode="strict", function=main).passed
+    stream[0] = not recorded
+    report = antiphon.replay(run, app=app, mode="strict", function=main)
+    assert f"$.stream: {recorded} -> {not recorded}" in report.divergences[0]["message"]
 
 
 def test_a_model_whose_place_is_not_known_is_named_as_not_compared(app: Antiphon) -> None:
