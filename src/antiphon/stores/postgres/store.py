@@ -59,6 +59,7 @@ class PostgresStore:
             poll_s=poll_s,
         )
         self._options = options.with_address_options().check()
+        _import_driver()
 
     @property
     def url(self) -> str:
@@ -74,7 +75,6 @@ class PostgresStore:
 
     def open_sync(self) -> SyncJournal:
         """A journal for threads. It connects when it is first used."""
-        _check_driver()
         from antiphon.stores.postgres.engine import Engine
         from antiphon.stores.postgres.journal import PostgresJournal
 
@@ -82,7 +82,6 @@ class PostgresStore:
 
     def open_async(self) -> Journal:
         """A journal for the running event loop. It connects when it is first used."""
-        _check_driver()
         from antiphon.stores.postgres.engine import AsyncEngine
         from antiphon.stores.postgres.journal import PostgresJournal
 
@@ -90,7 +89,6 @@ class PostgresStore:
 
     def migrate(self) -> int:
         """Bring the tables to the version this release needs, and return it. Any process may call it at any time."""
-        _check_driver()
         import psycopg
 
         from antiphon.stores.postgres.connection import SyncConnection, connect, refused
@@ -105,8 +103,11 @@ class PostgresStore:
             connection.drop()
 
 
-def _check_driver() -> None:
-    """Say what to install if psycopg or its pool is missing or too old."""
+def _import_driver() -> None:
+    """Import all that a journal needs, or say what to install if psycopg or its pool is missing or too old.
+
+    Not with the first call: in a process that forks while a thread imports, the child would wait for that for ever.
+    """
     needed = missing_extra("psycopg", "postgres", "PostgresStore", ">= 3.3")
     try:
         import psycopg
@@ -115,3 +116,4 @@ def _check_driver() -> None:
         raise needed from error
     if tuple(map(int, psycopg.__version__.split(".")[:2])) < (3, 3):
         raise needed
+    import antiphon.stores.postgres.journal  # noqa: F401

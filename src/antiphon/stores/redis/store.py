@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, missing_extra
 from antiphon.stores.redis.schema import Names
 from antiphon.stores.redis.url import parse
 
@@ -57,6 +57,7 @@ class RedisStore:
         if given["wait_replicas"] < 0 or given["wait_ms"] <= 0 or given["retry_timeout_s"] < 0:
             raise ConfigError("wait_replicas, wait_ms and retry_timeout_s cannot be negative.", path=setting or "url")
         self.seal_key = seal_key
+        _import_driver()
 
     def __repr__(self) -> str:
         return f"RedisStore({self.url!r}, prefix={self.prefix!r})"
@@ -82,3 +83,16 @@ class RedisStore:
         from antiphon.stores.redis.journal import AsyncRedisJournal
 
         return AsyncRedisJournal(self._target, self._names, Options(**self._options))
+
+
+def _import_driver() -> None:
+    """Import all that a journal needs, or say what to install.
+
+    Not with the first call: in a process that forks while a thread imports, the child would wait for that for ever.
+    """
+    try:
+        import hiredis  # noqa: F401
+        import redis.asyncio  # noqa: F401
+    except ImportError as error:
+        raise missing_extra("redis[hiredis]", "redis", "A Redis store") from error
+    import antiphon.stores.redis.journal  # noqa: F401
