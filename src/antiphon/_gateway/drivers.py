@@ -10,6 +10,8 @@ import contextlib
 import inspect
 import logging
 import os
+import sys
+import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
@@ -168,9 +170,14 @@ class SyncWorld:
         journal = self._journal
         if self._heeds and self._breaker.is_open:
             raise self._breaker.refusal()
-        if journal is None:
-            journal = self._journal = self._plans.store.open_sync()
-        return journal
+        return self._open() if journal is None else journal
+
+    def _open(self) -> SyncJournal:
+        """The journal of all threads: the first one opens it, the others wait."""
+        with self._feed.opening:
+            if self._journal is None:
+                self._journal = self._plans.store.open_sync()
+            return self._journal
 
     def until(self, deadline: float | None) -> SyncWorld:
         """The same world for a call that must be over soon after *deadline*, however sick the store is."""
@@ -336,8 +343,14 @@ class AsyncWorld:
         journal = self._journal
         if self._breaker.is_open:
             raise self._breaker.refusal()
-        if journal is None:
+        return self._open() if journal is None else journal
+
+    def _open(self) -> Journal:
+        """The journal of this event loop. Those of loops that were closed are let go."""
+        with self._feed.opening:
+            self._feed.let_go_of_closed_loops()
             journal = self._journal = self._plans.store.open_async()
+            self._feed.keep(self)
         return journal
 
     def until(self, deadline: float | None) -> AsyncWorld:
@@ -356,11 +369,17 @@ class AsyncWorld:
         return self.settle(*arguments)
 
     async def close(self) -> None:
+        journal = self.let_go()
+        if journal is not None:
+            await journal.close()
+
+    def let_go(self) -> Journal | None:
+        """Use the journal no more."""
         journal, self._journal = self._journal, None
         self.reopen()
         if journal is not None:
             self._feed.stop(journal)
-            await journal.close()
+        return journal
 
     async def shielded(self, rest: Awaitable[Any]) -> None:
         """Finish *rest* even if this task is cancelled once more."""
@@ -518,7 +537,27 @@ class BreakerFeed:
         self._rows: dict[str, BreakerRow] = {}
         self._stops: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
         self._next_read = 0.0
+        self.opening: Any = threading.RLock()
+        """Held by who opens a journal of the gateway."""
+        self._worlds: weakref.WeakKeyDictionary[AsyncWorld, Any] = weakref.WeakKeyDictionary()
+        """The event loop of each world that has a journal."""
         _feeds.add(self)
+
+    def keep(self, world: AsyncWorld) -> None:
+        """Remember the running event loop as the one of *world*."""
+        asyncio = sys.modules.get("asyncio")
+        loop = None if asyncio is None else asyncio._get_running_loop()
+        if loop is not None:
+            self._worlds[world] = weakref.ref(loop)
+
+    def let_go_of_closed_loops(self) -> None:
+        """Nobody can close their journals: without references these close their connections."""
+        for world, reference in list(self._worlds.items()):
+            loop = reference()
+            if loop is None or loop.is_closed():
+                del self._worlds[world]
+                with contextlib.suppress(RuntimeError):  # nothing can be told to a loop that is closed
+                    world.let_go()
 
     def due(self, journal: SyncJournal | Journal) -> bool:
         """Whether the rows have to be read: not if the store tells us of changes."""
@@ -548,6 +587,7 @@ class BreakerFeed:
     def after_fork(self) -> None:
         """A child has neither the parent's connection nor its thread: its first call reads and subscribes anew."""
         self._stops = weakref.WeakKeyDictionary()
+        self.opening = threading.RLock()
         self._plans.next_refresh = self._next_read = 0.0
 
     def _take(self, rows: Iterable[BreakerRow]) -> None:
