@@ -5,7 +5,6 @@ Did the statement take effect, may it be tried again, what to tell people.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import threading
@@ -19,10 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ConnStatus, TransactionStatus
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import ConnectionPool
 
 from antiphon._drive import drive
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable
+from antiphon.stores.postgres.loop_pool import NAME, LoopPool, is_cancelled
 from antiphon.stores.postgres.options import Options, without_secrets
 from antiphon.stores.postgres.statements import Statement, register, statements
 
@@ -118,7 +118,7 @@ class AsyncConnection(_Statements, psycopg.AsyncConnection[Any]):
 
 
 Connection = SyncConnection | AsyncConnection
-Pool = ConnectionPool[Any] | AsyncConnectionPool[Any]
+Pool = ConnectionPool[Any] | LoopPool
 C = TypeVar("C", bound=Connection)
 
 
@@ -151,9 +151,12 @@ async def open_pool(kind: type[Connection], options: Options) -> Pool:
 
     def configure(connection: Connection) -> Any:
         configuring = _configure(connection, options)
-        return drive(configuring) if isinstance(connection, SyncConnection) else configuring
+        if isinstance(pool, ConnectionPool):
+            return drive(configuring)
+        pool.connections.add(connection)
+        return configuring
 
-    make: Any = ConnectionPool if kind is SyncConnection else AsyncConnectionPool
+    make: Any = ConnectionPool if kind is SyncConnection else LoopPool
     pool: Pool = make(
         _conninfo(options, options.dsn, "antiphon"),
         connection_class=kind,
@@ -167,7 +170,7 @@ async def open_pool(kind: type[Connection], options: Options) -> Pool:
         max_idle=_IDLE_S,
         max_lifetime=_LIFETIME_S,
         num_workers=1,
-        name="antiphon-postgres",
+        name=NAME,
         open=False,
     )
     await done(pool.open())
@@ -176,17 +179,16 @@ async def open_pool(kind: type[Connection], options: Options) -> Pool:
 
 def close_with(owner: object, pool: Pool) -> weakref.finalize[..., Any]:
     """Close *pool* when *owner* is collected or the process ends. A forked child leaves its parent's alone."""
-    loop = None if isinstance(pool, ConnectionPool) else asyncio.get_running_loop()
-    return weakref.finalize(owner, _close_abandoned, pool, os.getpid(), loop)
+    return weakref.finalize(owner, _close_abandoned, pool, os.getpid())
 
 
-def _close_abandoned(pool: Pool, pid: int, loop: asyncio.AbstractEventLoop | None) -> None:
+def _close_abandoned(pool: Pool, pid: int) -> None:
     if pid != os.getpid() or pool.closed:
         return
     if isinstance(pool, ConnectionPool):
         pool.close()
-    elif loop is not None and loop.is_running():
-        asyncio.run_coroutine_threadsafe(pool.close(), loop)
+    else:
+        pool.abandon()
 
 
 def _close_if_empty(pool: Pool) -> None:
@@ -194,8 +196,8 @@ def _close_if_empty(pool: Pool) -> None:
         return
     if isinstance(pool, ConnectionPool):
         threading.Thread(target=pool.close, daemon=True).start()  # a worker cannot join itself
-    else:
-        asyncio.run_coroutine_threadsafe(pool.close(), asyncio.get_running_loop())
+    elif not is_cancelled():
+        pool.abandon()
 
 
 async def _configure(connection: Connection, options: Options) -> None:

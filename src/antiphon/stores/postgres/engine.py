@@ -41,6 +41,7 @@ from antiphon.stores.postgres.connection import (
     open_pool,
     refused,
 )
+from antiphon.stores.postgres.loop_pool import close_ended
 from antiphon.stores.postgres.options import Options, without_secrets
 from antiphon.stores.postgres.schema import ensure_schema
 from antiphon.stores.postgres.statements import storable
@@ -316,6 +317,7 @@ class AsyncEngine(Engine):
     _sleep = staticmethod(asyncio.sleep)
 
     def __init__(self, options: Options) -> None:
+        close_ended()
         super().__init__(options)
         self._tasks: set[asyncio.Task[Rows]] = set()
 
