@@ -58,6 +58,13 @@ def test_nobody_listens(face: Face, ticks: Ticks) -> None:
 
 
 @both_faces
+def test_tls_to_a_server_without_it(face: Face, valkey_server: Start) -> None:
+    place = f"{HOST}:{valkey_server().port}/?socket_timeout=0.3&socket_connect_timeout=0.3"
+    error = error_of(face, RedisStore(f"rediss://{place}", retry_timeout_s=0))
+    assert "asks for TLS (rediss://)" in str(error)
+
+
+@both_faces
 @pytest.mark.parametrize(
     ("login", "words"), [("", "requires a password"), (":wrong@", "refused user or password")], ids=["none", "wrong"]
 )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from typing import Any
+
+import pytest
 
 from antiphon.stores.redis.client import PipelinedConnection
 
@@ -40,3 +44,25 @@ async def test_a_write_that_uvloop_refuses_is_a_lost_connection() -> None:
     assert isinstance(await connection.send(b"two"), ConnectionResetError)
     assert await connection.send(b"three") == b"OK", "on a new connection"
     await connection.disconnect(at_once=True)
+
+
+class Ended(Closing):
+    """A connection that can only be closed in a running loop, as that of redis-py."""
+
+    async def disconnect(self, *, nowait: bool) -> None:
+        asyncio.get_running_loop()
+
+
+def test_a_loop_that_is_closed_under_a_connection_leaves_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: raised.append(error.exc_value))
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # asyncio says of each task that it was destroyed
+
+    async def use() -> None:
+        assert await PipelinedConnection(Ended, 30.0, 30.0).send(b"one") == b"OK"
+
+    loop.run_until_complete(use())
+    loop.close()
+    gc.collect()
+    assert not raised

@@ -302,17 +302,21 @@ class PipelinedConnection:
         except Exception as failure:
             error = failure
         finally:
-            self._task = self._writer = None
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            unanswered = [*self._sent, *(future for _, future in self._queue)]
-            self._sent.clear()
-            self._queue.clear()
-            for future in unanswered:
-                if not future.done():
-                    future.set_result(error)
-            await connection.disconnect(nowait=True)
+            if not self._loop.is_closed():  # otherwise this task is only being collected
+                self._end(error)
+                await connection.disconnect(nowait=True)
+
+    def _end(self, error: Exception) -> None:
+        self._task = self._writer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        unanswered = [*self._sent, *(future for _, future in self._queue)]
+        self._sent.clear()
+        self._queue.clear()
+        for future in unanswered:
+            if not future.done():
+                future.set_result(error)
 
     def _flush(self) -> None:
         self._scheduled = False
@@ -490,7 +494,10 @@ def _refused(target: Target, error: Exception) -> StoreUnavailable:
 def unreachable(target: Target, error: BaseException) -> StoreUnavailable:
     """The network's error in words."""
     why = f"{error.__class__.__name__}: {error}"
-    return _unavailable(target, f"cannot be reached ({why})", f"Is it running, and is {target.setting} right?")
+    hint = f"Is it running, and is {target.setting} right?"
+    if target.options.get("ssl"):
+        hint += " The URL asks for TLS (rediss://): a server or port without TLS needs redis://."
+    return _unavailable(target, f"cannot be reached ({why})", hint)
 
 
 def closed() -> StoreUnavailable:

@@ -137,11 +137,8 @@ class Subscriber:
             except (OSError, RedisError, RedisClusterException) as error:
                 log.warning("the subscriber lost its connection and connects again: %s", error)
             finally:
-                if updating is not None:
-                    updating.cancel()
-                if pubsub is not None:
-                    with contextlib.suppress(OSError, RedisError):
-                        await pubsub.aclose()
+                if not self._loop.is_closed():  # otherwise this task is only being collected
+                    await _stop(updating, pubsub)
             for channel in self._channels.values():
                 channel.ready.clear()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -196,6 +193,14 @@ class Subscriber:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.warning("a listener failed: %s", task.exception())
+
+
+async def _stop(updating: asyncio.Task[None] | None, pubsub: Any) -> None:
+    if updating is not None:
+        updating.cancel()
+    if pubsub is not None:
+        with contextlib.suppress(OSError, RedisError):
+            await pubsub.aclose()
 
 
 def _watched(message: bytes) -> tuple[str, int]:
