@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import signal
@@ -22,6 +23,7 @@ from antiphon.stores import PostgresStore
 from antiphon.stores.postgres import engine as engine_module
 from antiphon.stores.postgres.connection import AnswerLost, SyncConnection, connect
 from antiphon.stores.postgres.engine import Engine
+from antiphon.stores.postgres.loop_pool import NAME
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.postgres_kit import Background, done, eventually, look, request_for, row, seqs
 from tests.servers import Postgres, ServerFailed
@@ -500,6 +502,34 @@ def test_a_forked_child_dials_for_itself(postgres_database: str) -> None:
     journal.close()
 
 
+def test_a_child_forked_while_a_thread_reads_can_read_the_same(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.ping()
+    parent, reads, go_on = os.getpid(), threading.Event(), threading.Event()
+    borrow = Engine._borrow
+
+    async def slow(self: Engine, pool: Any) -> Any:
+        if os.getpid() == parent:
+            reads.set()
+            assert go_on.wait(30)
+        return await borrow(self, pool)
+
+    monkeypatch.setattr(Engine, "_borrow", slow)
+    reading = Background(lambda: journal.read("k"))
+    assert reads.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if journal.read("k") is None else 1)
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    assert reading.result() is None
+    assert os.waitstatus_to_exitcode(status) == 0
+    journal.close()
+
+
 def test_ctrl_c_leaves_no_half_used_connection(postgres_database: str) -> None:
     journal = PostgresStore(postgres_database, max_connections=1).open_sync()
     claimed = journal.begin(request_for("k"))
@@ -595,6 +625,30 @@ def test_first_callers_connect_once(postgres_database: str, monkeypatch: pytest.
         call.result()
     assert len(connects) == 1
     assert len(look(postgres_database, SESSIONS)) <= 2
+    journal.close()
+
+
+def test_callers_whose_pool_was_closed_connect_once(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server gave no connection to the pool: all who wait at once would be too many for it."""
+    connects, refusals = [], [psycopg.OperationalError("too many clients already")] * 2
+
+    async def counted(kind: Any, options: Any) -> Any:
+        connects.append(threading.get_ident())
+        return await connect(kind, options)
+
+    def refused(*args: Any, **options: Any) -> Any:
+        if refusals and threading.current_thread().name.startswith(NAME):
+            time.sleep(0.3)  # until all wait
+            raise refusals.pop()
+        return given(*args, **options)
+
+    journal = PostgresStore(postgres_database, max_connections=2).open_sync()
+    given = SyncConnection.connect
+    monkeypatch.setattr(engine_module, "connect", counted)
+    monkeypatch.setattr(SyncConnection, "connect", refused)
+    for call in [Background(functools.partial(journal.read, str(n))) for n in range(16)]:
+        assert call.result() is None
+    assert len(connects) == 2
     journal.close()
 
 

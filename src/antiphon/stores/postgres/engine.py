@@ -210,7 +210,7 @@ class Engine:
         except PoolClosed as error:
             if self._closed:
                 raise closed() from error
-            await self._check_server()  # it has the reason, if the server is away
+            await self._open()  # it has the reason, if the server is away
             raise all_lost(self._url) from error
         except PoolTimeout as error:
             failed = pool.get_stats().get("connections_errors", 0)

@@ -41,6 +41,12 @@ class PostgresJournal(PostgresLog):
         self._subscriber: Subscriber | None = None
         self._leave: weakref.finalize[..., PostgresJournal] | None = None
         self._reads = (TaskReads if isinstance(engine, AsyncEngine) else ThreadReads)(self._read_many)
+        _journals.add(self)
+
+    def after_fork(self) -> None:
+        """In the child: a thread of the parent may have been reading."""
+        if isinstance(self._reads, ThreadReads):
+            self._reads = ThreadReads(self._read_many)
 
     async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         op, pin = new_op(), request.pin
@@ -240,3 +246,14 @@ def _existing(rows: Rows) -> Existing:
     found = {row[2]: record_of(row[3 : 4 + OP]) for row in rows}
     current = found.get(True) or found.get(False) or found[None]
     return Existing(current, current if True in found else found.get(None), now)
+
+
+_journals: weakref.WeakSet[PostgresJournal] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for journal in tuple(_journals):
+        journal.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
