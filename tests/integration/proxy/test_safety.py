@@ -68,6 +68,7 @@ def test_with_keys_only_their_owners_are_served(app: Antiphon) -> None:
         with serving(app, models=provider.url, require_key=True) as served:
             ask = f"{served.at('keys')}/v1/chat/completions"
             assert httpx.post(ask, json=_ASKED).status_code == 401
+            assert httpx.get(f"{served.url}/healthz").status_code == 200, "a probe has no key"
             assert httpx.post(ask, json=_ASKED, headers={"antiphon-key": other}).status_code == 401
             assert httpx.post(ask, json=_ASKED, headers={"antiphon-key": token}).status_code == 200
             assert served.proxy.runs.get(key.id, "keys") is not None
