@@ -35,6 +35,10 @@ _HOMELESS = "~homeless"
 log = logging.getLogger("antiphon.run")
 
 
+EARLIER = "earlier"
+"""Where the scope of a resumed run keeps what the run had before (:class:`antiphon._recording.resumed.Earlier`)."""
+
+
 class Site(NamedTuple):
     """The place of one call: logical, not temporal."""
 

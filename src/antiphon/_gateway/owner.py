@@ -76,9 +76,18 @@ def is_of_process(owner: str, process: str) -> bool:
 
 def certainly_dead(owner: str) -> bool:
     """Whether the process of *owner* ran on this boot, in this namespace, and is gone."""
+    return _is_alive(owner) is False
+
+
+def certainly_alive(owner: str) -> bool:
+    """Whether the process of *owner* runs on this boot, in this namespace."""
+    return _is_alive(owner) is True
+
+
+def _is_alive(owner: str) -> bool | None:
+    """``None`` if that cannot be known here."""
     place, _, rest = owner.rpartition("/")[2].rpartition(".")
     place, _, pid = place.rpartition(".")
     if not place or place != _place() or not pid.isdigit():
-        return False
-    started = _started(int(pid))
-    return started != rest
+        return None
+    return _started(int(pid)) == rest

@@ -11,8 +11,8 @@ import orjson
 
 from antiphon._gateway import codec
 from antiphon._gateway.outcome import Outcome
-from antiphon._scope import RunScope, Site, _cursor, current_scope
-from antiphon.contract.events import PSEUDONYMS, UNSERIALISABLE
+from antiphon._scope import EARLIER, RunScope, Site, _cursor, current_scope
+from antiphon.contract.events import PSEUDONYMS, SAME_AS, UNSERIALISABLE
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.classify import MESSAGE_LIMIT
 from antiphon.errors import AntiphonError, class_name
@@ -48,6 +48,7 @@ class RunEntry:
         "_decisions",
         "_form",
         "_outside",
+        "_place",
         "_shown",
         "_start",
         "approval",
@@ -60,6 +61,8 @@ class RunEntry:
     )
 
     site: Site
+    _place: tuple[str, int]
+    """Lane and occurrence by which the call is known: those of its site, unless the run is resumed."""
     _shown: tuple[bytes, str, Any]
     """The arguments as they may be written, their digest, and what redaction did, if anything."""
 
@@ -93,15 +96,17 @@ class RunEntry:
         scope, name = self.scope, self._form.name
         cursor = _cursor.get()
         orphan = cursor is None or cursor[0] is not scope
-        self.site = scope.enter(name, shown[1])
+        self.site = site = scope.enter(name, shown[1])
+        earlier = scope.gateway_state.get(EARLIER)
+        self._place = (site[0], site[2]) if earlier is None else earlier.place(name, shown[1], site)
         if orphan:
             self.decide("orphan", {"name": name}, {})
 
     @property
     def identity(self) -> str:
         """Who a call is that the model gave no id: its place in the run (D2)."""
-        site = self.site
-        return f"{self.scope.run_id}:{site.lane}:{self._form.name}:{self._shown[1][:16]}:{site.nth}"
+        lane, nth = self._place
+        return f"{self.scope.run_id}:{lane}:{self._form.name}:{self._shown[1][:16]}:{nth}"
 
     @property
     def digest(self) -> str:
@@ -130,6 +135,8 @@ class RunEntry:
             if self.approval:
                 payload = payload[:-1] + b',"approval":%b}' % orjson.dumps(self.approval)
             more = b"" if call_id is None else self._named(call_id)
+            if self._place != (self.site.lane, self.site.nth):
+                more += b',"%b":%b' % (SAME_AS.encode(), orjson.dumps(self._place))
             ids = (orjson.dumps(request_id), key[:16].encode(), form.meta, more + self.more)
             meta = b'{"requestId":%b,"keyFingerprint":"%b",%b%b}' % ids
             start = self._start = (self.scope.compose("call.started", self.site, payload, meta, masking),)

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from antiphon.contract.events import MASKS, RAW_DIGEST, Event, is_masked
+from antiphon._scope import EARLIER
+from antiphon.contract.events import MASKS, RAW_DIGEST, SAME_AS, Event, is_masked
 from antiphon.ports import Answer
 
-log = logging.getLogger("antiphon.recording")
-EARLIER = "earlier"
-"""Where a scope keeps it."""
+__all__ = ["EARLIER", "Earlier"]
 
+log = logging.getLogger("antiphon.recording")
 _Place = tuple[str, str]
 
 
@@ -29,6 +29,31 @@ class _Heard(NamedTuple):
     chunks: list[Event] | None
 
 
+class _Places:
+    """Where a run made equal calls of a tool, and which call of this attempt is which of them.
+
+    Tasks and workers that start alike are told apart by the order in which they come, and that is another one when
+    their answers come at once. A call whose place is new is one of those that were made elsewhere, as long as there are
+    any; whoever comes to that place then gets what is left.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int], None] = {}
+        self._taken: dict[tuple[str, int], tuple[str, int]] = {}
+        """By which call of this attempt, named by its own place."""
+
+    def add(self, place: tuple[str, int]) -> None:
+        self._made[place] = None
+
+    def take(self, own: tuple[str, int]) -> tuple[str, int]:
+        left = [place for place in self._made if place not in self._taken]
+        found = own if own in left or not left else left[0]
+        while found in self._taken:
+            found = self._taken[found]
+        self._taken[found] = own
+        return found
+
+
 class Earlier:
     """Stands before the cache of model answers; failures and streams that broke off are asked for again."""
 
@@ -37,6 +62,7 @@ class Earlier:
         self._cache = cache
         self._draws: dict[tuple[str, str, int], Any] = {}
         self._answers: dict[_Place, list[_Heard]] = {}
+        self._places: dict[tuple[str, str], _Places] = {}
         self._whole = whole
         self._asked: dict[_Place, int] = {}
         self._lock = threading.Lock()
@@ -55,6 +81,8 @@ class Earlier:
             elif event.type == "draw":
                 drawn = (event.lane, str(payload.get("what")), payload.get("nth", 0))
                 self._draws.setdefault(drawn, payload.get("value"))
+            elif event.type == "call.started" and payload.get("kind") == "tool":
+                self._made(event)
             elif event.type == "call.started" and "variant" in payload and "keyOf" not in payload:
                 key = self._whole(event).meta.get(RAW_DIGEST) if MASKS in event.meta else payload.get("key")
                 place = (str(key), str(payload.get("variant")))
@@ -68,6 +96,22 @@ class Earlier:
                     place, nth = calls[event.call]
                     attempt[place][nth] = _Heard(event, streamed)
         self._merge(attempt)
+
+    def _made(self, event: Event) -> None:
+        """A call of a tool; those that tools make themselves are not made again once their tool is done."""
+        payload = event.payload
+        if event.parent is None:
+            call = (f"{payload.get('namespace')}/{payload.get('name')}", str(payload.get("digest")))
+            lane, nth = event.meta.get(SAME_AS) or (event.lane, payload.get("nth", 0))
+            self._places.setdefault(call, _Places()).add((lane, nth))
+
+    def place(self, name: str, digest: str, site: Any) -> tuple[str, int]:
+        """The place by which a call of a tool is known: where it was made first."""
+        own = (site.lane, site.nth)
+        if site.parent is not None:
+            return own
+        with self._lock:
+            return self._places.setdefault((name, digest), _Places()).take(own)
 
     def _merge(self, attempt: dict[_Place, list[_Heard | None]]) -> None:
         for place, found in attempt.items():

@@ -17,7 +17,13 @@ def print_json(value: Any, *, indent: bool = True) -> None:
     """One JSON document on standard output."""
     import orjson
 
-    document = orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2 if indent else None) + b"\n"
+    option = orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if indent else 0)
+    try:
+        document = orjson.dumps(value, str, option)
+    except TypeError:  # what JSON or UTF-8 cannot write, in the form in which it is recorded
+        from antiphon._recording.plain import dump
+
+        document = orjson.dumps(orjson.loads(dump(value)), option=option)
     if document.isascii() or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8":
         sys.stdout.write(document.decode())
     else:  # JSON is UTF-8, whatever the terminal knows

@@ -20,6 +20,7 @@ from antiphon._diff import plural
 from antiphon.cli import EXIT
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import CONFIG, JSON, application, argument, command, flag, no_sandbox
+from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, ConfigError, InvalidInput
 
 
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     given = json_value(arguments.input, "--input")
     with application(arguments) as app:
-        resume = None if arguments.resume is None else find_run(app, arguments.resume).id
+        resume = None if arguments.resume is None else _interrupted(find_run(app, arguments.resume))
         with ui.aside(arguments.json):
             result = start(app, arguments.target, given, resume=resume)
         warnings = missing(result)
@@ -80,6 +81,19 @@ def run(arguments: argparse.Namespace) -> int:
     if late:
         print(f"antiphon: {plural(late, 'call')} came after the end of the run and stand behind it", file=sys.stderr)
     return code or (0 if result.error is None else 1)
+
+
+def _interrupted(manifest: RunManifest) -> str:
+    """The id of a run that may go on: no process of this machine is working on it."""
+    from antiphon._gateway.owner import certainly_alive
+
+    if manifest.status == "running" and certainly_alive(manifest.tags.get("owner", "")):
+        raise InvalidInput(
+            f"Run {manifest.id} is still running, so it cannot be resumed.",
+            hint="Wait for its end, or end its process.",
+            path="--resume",
+        )
+    return manifest.id
 
 
 def _explain(error: BaseException) -> None:

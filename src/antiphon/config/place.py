@@ -83,7 +83,7 @@ def _upwards(start: Path) -> list[Path]:
 def _earlier_folders(start: Path, project: Path) -> list[Path]:
     """Where 0.1.0 may have put its folder: in the working folder, if that belongs to the project, or on the way up."""
     found: list[Path] = []
-    for first in (_working_folder(), start):
+    for first in (_working_folder(), _script_folder() or start, start):
         if first != project and project in first.parents:
             found += [first, *(folder for folder in first.parents if project in folder.parents)]
     return found
@@ -105,9 +105,18 @@ def _working_folder() -> Path:
 
 def _start() -> Path:
     """The folder of the main script; the working folder where there is none, or where it is an installed program."""
+    folder = _script_folder()
+    if folder is None:
+        return _working_folder()
+    while (folder / "__init__.py").is_file():  # a module of a package, which is part of the project
+        folder = folder.parent
+    return folder
+
+
+def _script_folder() -> Path | None:
     script = _main_script()
     if script is None:
-        return _working_folder()
+        return None
     folder = script.parent
     while not folder.is_dir():  # inside an archive
         folder = folder.parent

@@ -87,6 +87,12 @@ def ensure_home() -> Path:
     folder, project, earlier = state_place()
     ignore = folder / ".gitignore"
     new = not folder.exists()
+    if (folder / ".git").exists():
+        raise ConfigError(
+            f"{folder} is the root of a repository, not a folder for state: git would ignore all that is in it.",
+            hint="Name a folder of its own, such as .antiphon, which is the default.",
+            path="ANTIPHON_HOME",
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not ignore.exists():

@@ -140,6 +140,8 @@ OF_THE_STORE = frozenset({"keyFingerprint", "claim", "execution"})
 """Digests of raw values in ``meta``: they never leave the store (D36)."""
 """What ``meta`` says beside user data: where stand-ins are, the sealed originals, which parts are blobs, and the
 pseudonyms in the chunks of a stream. User data is never read as any of these."""
+SAME_AS = "sameAs"
+"""In the ``meta`` of a call of a resumed run: lane and occurrence of the call that it is, if it was made elsewhere."""
 RAW_DIGEST = "rawDigest"
 """In memory only: the digest of a call's arguments as they were."""
 _OLD_PLACEHOLDER = re.compile(rb"\[secret:[a-z0-9_]{1,40}(?::[0-9a-f]{16})?\]")

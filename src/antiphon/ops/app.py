@@ -470,6 +470,12 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
 
     with using(app):
         function = load_entry(target)
+        inner = inspect.unwrap(function)
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+            raise InvalidInput(
+                f"{target} is a generator, which does nothing until somebody reads it.",
+                hint="Name a function that reads it and returns a result.",
+            )
         if resume is not None:
             given = _input_again(app, app._resumed(resume), given)
         args, kwargs = arguments_of(given)
@@ -477,7 +483,7 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
         run = app.run(
             name_of(function),
             input=given if given is None or is_arguments(given) else {"args": [given]},
-            entry=entry_of(function),
+            entry=entry_of(function) if inspect.isfunction(inner) else target,
             function=function,
             resume=resume,
         )

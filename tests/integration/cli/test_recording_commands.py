@@ -685,3 +685,66 @@ def test_store_names_another_one_by_file_folder_or_url(antiphon: Command, tmp_pa
     assert (missing.code, missing.out) == (4, "")
     assert "There is no store at" in missing.err
     assert not (tmp_path / "typo.db").exists()
+
+
+ODD = """
+import antiphon
+gateway = antiphon.Gateway()
+
+@gateway.tool(idempotent=False)
+def send(to):
+    return {1: to, "large": 2**70, None: "odd \\ud800"}
+
+def main(to):
+    return send(to)
+
+def stream(to):
+    yield send(to)
+
+async def parts(to):
+    yield send(to)
+
+class Bot:
+    def run(self, to):
+        return str(send(to))
+
+bot = Bot()
+"""
+
+
+def test_an_output_that_json_cannot_write_is_printed_and_no_failure(antiphon: Command) -> None:
+    Path("odd.py").write_text(ODD)
+    done = antiphon("run", "odd.py:main", "--input", '"ada"')
+    assert done.code == 0, done.err
+    assert done.json["1"] == "ada"
+    done = antiphon("run", "odd.py:main", "--input", '"ada"', "--json")
+    assert (done.code, done.json["status"], done.json["output"]["1"]) == (0, "completed", "ada")
+
+
+@pytest.mark.parametrize("name", ["stream", "parts"])
+def test_a_generator_is_refused_because_nobody_would_read_it(antiphon: Command, name: str) -> None:
+    Path("odd.py").write_text(ODD)
+    done = antiphon("run", f"odd.py:{name}", "--input", '"ada"')
+    assert (done.code, done.out) == (2, "")
+    assert "is a generator" in done.err
+
+
+def test_a_method_of_an_object_is_found_again(antiphon: Command) -> None:
+    Path("odd.py").write_text(ODD)
+    assert antiphon("run", "odd.py:bot.run", "--input", '"ada"').code == 0
+    done = antiphon("replay", "latest", "--strict", "--json")
+    assert (done.code, done.json["executed"]) == (0, True), done.err
+
+
+def test_a_run_that_is_running_is_not_resumed(antiphon: Command, home: Path) -> None:
+    Path("slow.py").write_text(
+        "import antiphon, sys\ndef main(to):\n    print('begun', flush=True)\n    sys.stdin.readline()\n    return to\n"
+    )
+    command = [sys.executable, "-m", "antiphon.cli", "run", "slow.py:main", "--input", '"ada"']
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == b"begun\n"
+        done = antiphon("run", "slow.py:main", "--resume", "latest")
+        assert (done.code, "is still running" in done.err) == (2, True), done.err
+        running.communicate(b"\n", timeout=60)

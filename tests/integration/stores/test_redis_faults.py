@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -439,3 +441,29 @@ def _heal_soon(proxy: FaultProxy, face: Face) -> Callable[[], Any]:
             await sleep(face, 0.01)
 
     return healed
+
+
+AN_EVENT_LOOP = """
+import asyncio, sys
+import antiphon
+
+gateway = antiphon.AsyncGateway(store=sys.argv[1])
+
+@gateway.tool(idempotent=False, key="k")
+async def pay(k: str) -> str:
+    return k
+
+async def main():
+    await pay(sys.argv[2])
+    await asyncio.sleep(float(sys.argv[3]))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("more_s", [0.0, 0.0005, 0.001, 0.002])
+def test_an_event_loop_ends_although_its_gateway_was_not_closed(valkey_url: str, unique: str, more_s: float) -> None:
+    """``asyncio.run`` cancels each task once, and ``wait_for`` of Python 3.11 can lose that."""
+    command = [sys.executable, "-c", AN_EVENT_LOOP, valkey_url, f"{unique}{more_s}", str(more_s)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -77,6 +77,26 @@ def test_the_nearest_configuration_comes_before_the_repository_and_that_before_a
     assert home() == repo / "app/jobs/.antiphon"
 
 
+def test_a_module_of_a_package_belongs_to_the_folder_that_holds_the_package(
+    tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tree / "home/loose")
+    start("home/loose/deep")
+    assert home() == tree / "home/loose/deep/.antiphon"
+    (tree / "home/loose/deep/__init__.py").touch()
+    assert home() == tree / "home/loose/.antiphon"
+    (tree / "home/loose/deep/.antiphon").mkdir()
+    (tree / "home/loose/deep/.antiphon/antiphon.db").touch()
+    assert home() == tree / "home/loose/deep/.antiphon", "what was kept there stays in use"
+
+
+def test_the_root_of_a_repository_is_no_folder_for_state(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tree / "home/projects/shop"))
+    with pytest.raises(ConfigError, match="root of a repository"):
+        ensure_home()
+    assert not (tree / "home/projects/shop/.gitignore").exists()
+
+
 def test_without_a_script_the_working_folder_counts(tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     start("")
     monkeypatch.chdir(tree / "home/projects/shop/other")

@@ -330,7 +330,7 @@ def test_generators_belong_to_their_face() -> None:
 
     with pytest.raises(InvalidInput, match="AsyncGateway"):
         Rig().gateway.tool(idempotent=True)(pieces)
-    with pytest.raises(InvalidInput, match="with a Gateway"):
+    with pytest.raises(InvalidInput, match="through a Gateway"):
         AsyncRig().gateway.tool(idempotent=True)(parts)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import antiphon
 from antiphon._recording.resumed import Earlier
@@ -236,3 +238,112 @@ def test_a_stream_that_broke_off_or_was_redacted_is_asked_for_again() -> None:
     assert world.attempt(resume=run.id, answers=1).output == [["a", f" {SECRET} "]]
     assert world.attempt(resume=run.id, answers=1).output == [["a", f" {SECRET} "]]
     assert world.asked == 2
+
+
+# -- calls that begin alike ------------------------------------------------------------------------------------------
+
+
+class Payments:
+    """Tasks that begin with the same call and then pay, in an order that is another one in each attempt."""
+
+    def __init__(self) -> None:
+        self.app = memory_app()
+        self.paid: list[str] = []
+
+        @self.app.async_gateway.tool(idempotent=True, effect="read")
+        async def rate(day: str) -> int:
+            return 3
+
+        @self.app.async_gateway.tool(idempotent=False, effect="write")
+        async def pay(to: str) -> str:
+            self.paid.append(to)
+            return f"receipt {len(self.paid)}"
+
+        self.rate, self.pay = rate, pay
+
+    async def main(self, order: Sequence[str], stop: bool) -> list[str]:
+        async def one(place: int, to: str) -> str:
+            for _ in range(place * 50):  # in the order that is asked for, by turns of the loop
+                await asyncio.sleep(0)
+            await self.rate("today")
+            return await self.pay(to)
+
+        found = await asyncio.gather(*(one(place, to) for place, to in enumerate(order)))
+        if stop:
+            raise Stop
+        return found
+
+    def attempt(self, order: Sequence[str], resume: str | None = None, *, stop: bool = False) -> tuple[str, list[str]]:
+        async def run() -> tuple[str, list[str]]:
+            found: list[str] = []
+            run = self.app.run("payments", resume=resume)
+            with suppress(Stop):
+                async with run:
+                    found = await self.main(order, stop)
+            return run.id, found
+
+        return asyncio.run(run())
+
+
+def test_tasks_that_begin_alike_and_come_in_another_order_pay_once() -> None:
+    world = Payments()
+    run, _ = world.attempt(["ada", "bob", "cyd"], stop=True)
+    assert world.paid == ["ada", "bob", "cyd"]
+    world.attempt(["cyd", "bob", "ada"], run, stop=True)
+    _, found = world.attempt(["bob", "cyd", "ada"], run, stop=True)
+    assert found == []
+    _, found = world.attempt(["cyd", "ada", "bob"], run)
+    assert world.paid == ["ada", "bob", "cyd"], "nobody is paid twice, in whatever order they come"
+    assert found == ["receipt 3", "receipt 1", "receipt 2"], "each gets the receipt of its own payment"
+
+
+def test_equal_calls_are_made_as_often_as_the_code_makes_them() -> None:
+    world = Payments()
+    run, _ = world.attempt(["ada", "bob"], stop=True)
+    _, found = world.attempt(["bob", "ada", "ada", "bob", "ada"], run)
+    assert sorted(world.paid) == ["ada", "ada", "ada", "bob", "bob"]
+    assert len(set(found)) == 5
+
+
+def test_a_call_inside_of_a_tool_is_not_taken_for_one_of_the_code() -> None:
+    app, paid = memory_app(), [0]
+
+    @app.gateway.tool(idempotent=False, effect="write")
+    def pay(to: str) -> int:
+        paid[0] += 1
+        return paid[0]
+
+    @app.gateway.tool(idempotent=False, effect="write")
+    def order(to: str) -> int:
+        return pay(to)
+
+    def attempt(stop: bool, resume: str | None = None) -> str:
+        run = app.run("orders", resume=resume)
+        with suppress(Stop), run:
+            order("ada")
+            if stop:
+                raise Stop
+            pay("ada")
+        return run.id
+
+    attempt(False, attempt(True))
+    assert paid == [2], "the code's own payment has not been made before"
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), max_size=6), min_size=2, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_however_often_a_run_is_resumed_calls_are_made_as_often_as_one_attempt_makes_them(
+    attempts: list[list[str]],
+) -> None:
+    world = Payments()
+    run: str | None = None
+    for order in attempts:
+        run, _ = world.attempt(order, run, stop=True)
+    most = {to: max(order.count(to) for order in attempts) for to in "abc"}
+    assert {to: world.paid.count(to) for to in "abc"} == most
+
+
+def test_planted_bug_calls_that_are_known_by_their_place_alone_are_made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Earlier, "place", lambda self, name, digest, site: (site.lane, site.nth))
+    with pytest.raises(AssertionError):
+        test_tasks_that_begin_alike_and_come_in_another_order_pay_once()

@@ -291,6 +291,7 @@ class PipelinedConnection:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await connection.connect()
+            end_if_cancelled()
             async with asyncio.timeout(None) as self._limit:
                 self._writer = connection._writer  # its send_packed_command() would take a task for each write
                 self._flush()
@@ -362,6 +363,13 @@ async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=0.05)
+
+
+def end_if_cancelled() -> None:
+    """To be called after redis-py has written: the same, for the one cancellation with which an event loop ends."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 class AsyncClient(Client):

@@ -19,7 +19,7 @@ from redis.exceptions import RedisClusterException, RedisError
 
 from antiphon.errors import StoreError
 from antiphon.stores._waiters import Waiters, loop_waiter
-from antiphon.stores.redis.client import cancel
+from antiphon.stores.redis.client import cancel, end_if_cancelled
 
 log: logging.Logger = logging.getLogger("antiphon.stores.redis")
 
@@ -130,10 +130,13 @@ class Subscriber:
             try:
                 pubsub = await self._pubsub()
                 await pubsub.subscribe(*self._channels)
+                end_if_cancelled()
                 updating = self._loop.create_task(self._update(pubsub, set(self._channels)))
                 pause = _FIRST_PAUSE_S
                 while True:
-                    self._received(await pubsub.get_message(timeout=None))
+                    message = await pubsub.get_message(timeout=None)
+                    end_if_cancelled()
+                    self._received(message)
             except (OSError, RedisError, RedisClusterException) as error:
                 log.warning("the subscriber lost its connection and connects again: %s", error)
             finally:
@@ -155,6 +158,7 @@ class Subscriber:
                 if subscribed - wanted:
                     await pubsub.unsubscribe(*(subscribed - wanted))
                 subscribed = wanted
+                end_if_cancelled()
                 await self._changed.wait()
 
     def _received(self, message: dict[str, Any] | None) -> None:
