@@ -320,7 +320,7 @@ def key_ids(file: Path) -> list[str]:
 
 def write_keys(file: Path, keys: Sequence[bytes], *, new: bool = False) -> None:
     """Write the key file whole or not at all; *new*: another process that made it first is left its own."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(exist_ok=True)  # as the store beside it: no folder above is invented
     text = "".join(f"{_FILE_HEAD}{base64.b64encode(key).decode('ascii')}\n" for key in keys)
     descriptor, name = tempfile.mkstemp(prefix=".seal-", dir=file.parent)  # mkstemp makes it 0600
     written = Path(name)

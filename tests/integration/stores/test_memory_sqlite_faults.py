@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from antiphon import Gateway
 from antiphon.errors import InvalidInput, StoreUnavailable, StoreVersionError
 from antiphon.ports import SyncJournal
 from antiphon.stores import SQLiteStore
@@ -60,6 +61,15 @@ def test_a_missing_folder_above_is_not_invented(tmp_path: Path) -> None:
     path = tmp_path / "no" / "such" / "folder" / "a.db"
     journal, harness = opened(path)
     assert "No such file" in refused(path, journal, harness).message
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_gateway_does_not_invent_it_either(tmp_path: Path) -> None:
+    gateway = Gateway(store=f"sqlite:///{tmp_path}/no/such/a.db")
+    charge = gateway.tool("charge", idempotent=False, key="order")(lambda order: "charged")
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="No such file"):
+            charge(order="a")
     assert not (tmp_path / "no").exists()
 
 

@@ -83,7 +83,7 @@ def _create(path: Path) -> None:
         if path.exists():
             return
         if not path.parent.exists():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
             (path.parent / ".gitignore").write_text("*\n", encoding="ascii")
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
