@@ -78,7 +78,7 @@ def store_of(kind: str) -> Iterator[Any]:
     if kind == "memory":
         yield MemoryStore()
     elif kind == "sqlite":
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a thread may still look at it
             yield SQLiteStore(Path(folder) / "claims.db", "NORMAL")
     elif kind == "redis":
         with Valkey() as server:
