@@ -46,10 +46,15 @@ class Request(NamedTuple):
         return f"{self.method} {tool}" if tool else self.method
 
 
-def looks_like_mcp(method: str, headers: Mapping[str, str]) -> bool:
-    """Whether a request may be one of MCP's: it takes JSON as well as an event stream."""
+KNOWN = "antiphon_mcp"
+"""Extension of a request whose server is known to speak MCP."""
+
+
+def looks_like_mcp(method: str, headers: Mapping[str, str], extensions: Mapping[str, Any]) -> bool:
+    """Whether a request may be one of MCP's: it is known, or takes JSON as well as an event stream."""
     accepted = headers.get("accept", "")
-    return method == "POST" and "text/event-stream" in accepted and "application/json" in accepted
+    takes_both = "text/event-stream" in accepted and "application/json" in accepted
+    return method == "POST" and (takes_both or bool(extensions.get(KNOWN)))
 
 
 def is_listening(method: str, headers: Mapping[str, str]) -> bool:

@@ -187,7 +187,7 @@ class _Exchange:
             return await (self._send(request) if call is None else self._model_call(call))
         if self._scope.invoker is not None and _mcp.is_listening(request.method, request.headers):
             return self._module.Response(405, request=request)
-        if _mcp.looks_like_mcp(request.method, request.headers):
+        if _mcp.looks_like_mcp(request.method, request.headers, request.extensions):
             asked = _mcp.read_request(await self._read(request))
             if asked is not None:
                 return await self._mcp_message(asked)

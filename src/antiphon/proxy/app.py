@@ -37,8 +37,6 @@ log: logging.Logger = logging.getLogger("antiphon.proxy")
 
 _MODEL = "antiphon_model"
 """Extension of a request: the model that it asks."""
-_HEADERS = "antiphon_headers"
-"""Extension of a request: its headers as they came."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ANYONE = "local"
 """The client of requests without a key, which only this machine may send."""
@@ -280,12 +278,7 @@ class Proxy:
             raw: Any = _Nowhere() if replays else Outward(upstream.url, settings.max_connections, **waits)
             plain = _Held(raw, upstream.name, self._breakers)
             again = retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
-            recording: Any
-            if upstream.mcp:
-                recording = _OfMcp(async_transport(_AsItCame(again), module="httpx"))
-            else:
-                recording = async_transport(again, module="httpx")
-            found = self._ways[upstream.name] = _Ways(raw, plain, again, recording)
+            found = self._ways[upstream.name] = _Ways(raw, plain, again, async_transport(again, module="httpx"))
         return found
 
     def outgoing(self, request: Request) -> Any:
@@ -293,7 +286,7 @@ class Proxy:
         import httpx
 
         url = _parsed(request.upstream, request.path, request.query)
-        known: dict[str, Any] = {}
+        known: dict[str, Any] = {_mcp.KNOWN: request.upstream.mcp}
         if self._settings.breaker is not None and not request.upstream.mcp:
             known[_MODEL] = _model_of(request)
         headers, body = readable(passed_on(request.headers)), httpx.ByteStream(request.body)
@@ -391,33 +384,6 @@ class _Held:
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-class _OfMcp:
-    """The recording transport of an MCP server: it is told what it else sees by what a client accepts."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    async def handle_async_request(self, request: Any) -> Any:
-        import httpx
-
-        if request.method == "POST":
-            request.extensions[_HEADERS] = request.headers
-            request.headers = httpx.Headers(request.headers.raw)
-            request.headers["accept"] = "application/json, text/event-stream"
-        return await self._inner.handle_async_request(request)
-
-
-class _AsItCame:
-    """Below it: the server gets the headers of the client."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    async def handle_async_request(self, request: Any) -> Any:
-        request.headers = request.extensions.get(_HEADERS, request.headers)
-        return await self._inner.handle_async_request(request)
 
 
 @functools.lru_cache(maxsize=1024)
