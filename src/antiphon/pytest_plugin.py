@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from antiphon._replay.observe import DivergenceFound
     from antiphon._replay.recording import Recording
     from antiphon.ops.app import Antiphon
+    from antiphon.redact import Redactor
 
 _counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
 _late: pytest.StashKey[list[str]] = pytest.StashKey()
@@ -153,12 +154,23 @@ class _CurrentRun:
         return getattr(current_run(), name)
 
 
-def golden_path(item: pytest.Item, marker: pytest.Mark) -> Path:
-    """Where the recording of a test lies: ``golden/MODULE/TEST.antiphon`` beside the test file, unless it says."""
+def _unsalted(app: Antiphon) -> Redactor:
+    """Masks a secret in the same way on every machine: a recording is found by the masked name of its test."""
+    from antiphon.config.wiring import rules_of
+    from antiphon.redact import Redactor
+
+    return Redactor(rules_of(app.config))
+
+
+def golden_path(item: pytest.Item, marker: pytest.Mark, redactor: Redactor) -> Path:
+    """Where the recording of a test lies: ``golden/MODULE/TEST.antiphon`` beside the test file, unless it says.
+
+    Secrets among the test's parameters are masked.
+    """
     given = marker.kwargs.get("path") or (marker.args[0] if marker.args else None)
     if given is not None:
         return item.path.parent / str(given)
-    name = item.nodeid.partition("::")[2].replace("::", ".")
+    name = redactor.redact_text(item.nodeid.partition("::")[2].replace("::", "."))
     safe = re.sub(r"[^\w.\-\[\]]", "_", name)
     if safe != name or len(safe) > 120:
         safe = f"{safe[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -195,8 +207,8 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
     from antiphon.stores import MemoryStore
 
     mode = item.config.getoption("antiphon_mode") or "replay"
-    path = golden_path(item, marker)
     app = Antiphon(store=MemoryStore())
+    path = golden_path(item, marker, _unsalted(app))
     counts = item.config.stash[_counts]
     if mode == "rewrite" or (mode == "record" and not path.exists()):
         other = item.config.stash[_written].setdefault(path, item.nodeid)
@@ -305,7 +317,7 @@ def _keep_verdict(
         "verdictReasons": reasons,
         "divergences": found,
     }
-    keep(path, status, reasons, report, tenant=app.tenant, node=item.nodeid)
+    keep(path, status, reasons, report, tenant=app.tenant, node=_unsalted(app).redact_text(item.nodeid))
 
 
 def _diverged(

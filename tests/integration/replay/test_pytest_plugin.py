@@ -192,6 +192,39 @@ def test_two_tests_do_not_record_the_same_file(project: Project) -> None:
     assert code == 0, out
 
 
+@pytest.mark.parametrize(
+    "secret", ["ghp_16C7e42F292c6912E7710c838347Ae178B4a", "grace.hopper@navy.example"], ids=("key", "address")
+)
+def test_a_secret_among_parameters_is_in_no_name_of_a_file(project: Project, secret: str) -> None:
+    (project.folder / "test_agent.py").write_text(f"""
+import antiphon, pytest
+from antiphon.stores import MemoryStore
+
+gateway = antiphon.Gateway(MemoryStore())
+
+
+@gateway.tool(idempotent=True)
+def look(key: str) -> str:
+    return key
+
+
+@pytest.mark.antiphon
+@pytest.mark.parametrize("key", [{secret!r}, "other"])
+def test_it(key):
+    assert look(key) == key
+""")
+    assert project.run("--antiphon-record")[0] == 0
+    code, out = project.run()
+    assert code == 0, out
+    assert "2 replayed" in out
+    kept = [path for folder in ("golden", "home") for path in (project.folder / folder).rglob("*")]
+    assert len([path for path in kept if path.suffix == ".antiphon" and path.is_file()]) == 2
+    for path in kept:
+        assert secret not in path.name
+        assert secret.replace("@", "_") not in path.name
+        assert path.is_dir() or secret.encode() not in path.read_bytes()
+
+
 def test_workers_do_not_disturb_each_other(project: Project) -> None:
     code, out = project.run("--antiphon-record", "-n", "2")
     assert code == 0, out
