@@ -226,8 +226,9 @@ class SyncJournal(Protocol):
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         """End the claim if its version is still *version*: the new version, or ``None`` if it is fenced.
 
-        A settled record that has expired is fenced, too. *events* are written in either case: history does
-        not depend on who won.
+        A settled record that has expired is fenced, too. An execution of unknown outcome that others have followed
+        is settled where it is kept, and keeps its expiry. *events* are written in either case: history does not
+        depend on who won.
         """
 
     def alias(self, key: str, identity: str, version: int) -> bool:
@@ -271,6 +272,9 @@ class SyncJournal(Protocol):
         before: str = "",
     ) -> Records:
         """Current records, newest first; with *before* those that follow the record of that key, none if it is gone."""
+
+    def earlier(self, *, tenant: str, key: str = "") -> Records:
+        """Executions that others have followed, newest first: of one key, or of all."""
 
     def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         """Number of live records by (tool, state).
@@ -388,6 +392,9 @@ class Journal(Protocol):
         before: str = "",
     ) -> Records:
         """As :meth:`SyncJournal.list`."""
+
+    async def earlier(self, *, tenant: str, key: str = "") -> Records:
+        """See :meth:`SyncJournal.earlier`."""
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         """As :meth:`SyncJournal.counts`."""

@@ -499,8 +499,9 @@ def _hit(call: GuardedCall, found: DedupeRecord) -> None:
 def _unknown(call: GuardedCall, found: DedupeRecord, mark: bool, current: bool) -> Step:
     """An earlier dispatch may have happened: settle what can be settled."""
     extras, tool = call.off_path(), call.plan.tool
-    extras.waited_for = extras.waited_for or found.version  # what it turns out to be is this call's answer, too
-    if not current or (not mark and tool.spec.reconcile is None):
+    if current:
+        extras.waited_for = extras.waited_for or found.version  # what it turns out to be is this call's answer, too
+    if not mark and tool.spec.reconcile is None:
         return still_unknown(call)
     extras.reuse = rules.Reuse(found, "completed", shared=False)
     if mark:
@@ -607,9 +608,9 @@ def _resolved(call: GuardedCall, version: int | None) -> Step:
 def _not_kept(call: GuardedCall, got: Existing | None) -> Step:
     """It is settled by now; or others have followed it, and what the read-back says counts all the same."""
     version = _found(call).version
-    if got is None or got.current.version != version:
+    if got is None or version not in (got.current.version, got.own and got.own.version):
         call.outcome = None
         return looked(call, got)
     if call.outcome is not None:
         return answered(call, call.outcome)
-    return _take(call, version)
+    return _take(call, version) if got.current.version == version else still_unknown(call)

@@ -51,7 +51,10 @@ _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
     argument("--entry", metavar="TARGET", help="resolve --reconcile: file.py or file.py:name that registers the tools"),
     argument("--value", metavar="JSON", help="resolve --happened: the result that duplicates get"),
     flag("--no-value", "resolve --happened: the call returns nothing"),
-    flag("--in-flight", "flush, clear: also claims in flight; an equal call then runs beside them"),
+    argument(
+        "--version", type=positive_int, metavar="N", help="resolve: this version of the claim, as list --json has it"
+    ),
+    flag("--in-flight", "flush, clear, resolve: also claims in flight; an equal call then runs beside them"),
     flag("--unknown", "flush, clear: also unknown outcomes; an equal call then runs again"),
     flag("--yes", "do not ask"),
     flag("--dry-run", "resolve: check it and change nothing"),
@@ -115,7 +118,8 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
         return await _resolve_all(admin, arguments, chosen)
     if not (arguments.happened or arguments.did_not_happen):
         raise InvalidInput("Specify the outcome: --happened or --did-not-happen.")
-    return await admin.resolve(arguments.key, **_verdict(arguments), dry_run=arguments.dry_run)
+    which = {"version": arguments.version, "in_flight": arguments.in_flight}
+    return await admin.resolve(arguments.key, **_verdict(arguments), **which, dry_run=arguments.dry_run)
 
 
 def _verdict(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -157,10 +161,13 @@ async def _resolve_all(
     if arguments.happened and not told["has_value"]:
         raise InvalidInput("Say what the calls returned: --value JSON, or --no-value.")
     verdict = told["verdict"]
-    found = keys or [claim["key"] for claim in await admin.claims(**chosen, state="unknown", limit=10_000)]
+    found: list[tuple[str, int | None]] = [(key, None) for key in keys]
+    if not keys:
+        unknown = await admin.claims(**chosen, state="unknown", limit=10_000)
+        found = [(claim["key"], claim["version"]) for claim in unknown]
     if found and not (arguments.yes or arguments.dry_run):
         ask(f"{plural(len(found), 'unknown outcome')} will be settled as {verdict}. Continue?")
-    verdicts = [Verdict(key, verdict, told["value"]) for key in found]
+    verdicts = [Verdict(key, verdict, told["value"], version) for key, version in found]
     made = await admin.resolve_all(verdicts, reason=arguments.reason, dry_run=arguments.dry_run)
     return {**made, "as": verdict}
 

@@ -88,3 +88,14 @@ class DedupeRecord(Value, frozen=True):
     def from_wire(cls, document: Any) -> Self:
         """Read the JSON form; plain data goes through JSON, for the payload is kept as its bytes."""
         return decode(document if isinstance(document, (bytes, bytearray, str)) else msgspec.json.encode(document), cls)
+
+
+UNKNOWN_CODE = "outcome_unknown"
+"""The code of the error of a record of unknown outcome."""
+
+
+def is_unknown(record: DedupeRecord) -> bool:
+    """Whether it is unknown if this record's call took effect."""
+    if record.state == "failed":
+        return record.error is not UNSET and record.error.code == UNKNOWN_CODE
+    return record.state == "cancelled" and record.dispatched

@@ -41,10 +41,11 @@ from typing import Literal, NamedTuple
 
 from antiphon.contract._base import UNSET
 from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, WITHDRAWN, Approval, approval_of, is_asking
+from antiphon.contract.record import UNKNOWN_CODE as UNKNOWN_CODE
 from antiphon.contract.record import DedupeRecord
+from antiphon.contract.record import is_unknown as is_unknown
 from antiphon.ports import Existing
 
-UNKNOWN_CODE = "outcome_unknown"
 ReuseRule = Literal["turn", "session", "never"] | float
 
 
@@ -172,13 +173,6 @@ UNDONE = ("undone", "The effect of this call was undone, or is being undone.", T
 def is_undone(record: DedupeRecord) -> bool:
     """Whether the effect of this record's call was taken back."""
     return record.state == "failed" and record.error is not UNSET and record.error.code == UNDONE[0]
-
-
-def is_unknown(record: DedupeRecord) -> bool:
-    """Whether it is unknown if this record's call took effect."""
-    if record.state == "failed":
-        return record.error is not UNSET and record.error.code == UNKNOWN_CODE
-    return record.state == "cancelled" and record.dispatched
 
 
 def decide(existing: Existing, asks: Claimant) -> Decision:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import difflib
 import inspect
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -157,10 +157,25 @@ class Admin:
         found = [
             record
             for state in ("failed", "inflight")
-            for record in await self._journal.list(tenant=self.tenant, state=state, limit=_SCAN, **which)
+            async for record in self._all(state=state, **which)
             if is_unknown(record) or self._lost(record)
         ]
+        found += [record for record in await self._earlier_unknown() if _fits(record, **which)]
         return sorted(found, key=lambda record: record.fence, reverse=True)
+
+    async def _all(self, **which: str) -> AsyncIterator[DedupeRecord]:
+        """All current records that fit, newest first. What is cleared meanwhile does not hide those behind it."""
+        page = await self._journal.list(tenant=self.tenant, limit=_SCAN, **which)
+        while page:
+            after = {"before": page[-1].key} if len(page) == _SCAN else None  # stores of others may not know it
+            following = after and await self._journal.list(tenant=self.tenant, limit=_SCAN, **which, **after)
+            for record in page:
+                yield record
+            page = following or []
+
+    async def _earlier_unknown(self, key: str = "") -> list[DedupeRecord]:
+        """Unknown outcomes of calls that others have followed: they are still to be settled."""
+        return [record for record in await self._journal.earlier(tenant=self.tenant, key=key) if is_unknown(record)]
 
     def _opened(self, record: DedupeRecord, *, masks: bool = True) -> DedupeRecord:
         """The record, with sealed arguments and a sealed key as they were, or as an operator may see them."""
@@ -186,10 +201,12 @@ class Admin:
 
     def _lost(self, record: DedupeRecord) -> bool:
         """A write whose worker has not extended its lease: the next equal call would find it unknown."""
+        return record.arguments is not UNSET and not is_asking(record) and not self._is_held(record)
+
+    def _is_held(self, record: DedupeRecord) -> bool:
+        """Whether a worker that may be alive holds the lease of a claim in flight."""
         over = record.lock_until_ms is not UNSET and record.lock_until_ms <= self._clock.now_ms()
-        if record.arguments is UNSET or is_asking(record):
-            return False
-        return over or certainly_dead(record.owner)
+        return not over and not certainly_dead(record.owner)
 
     async def claim(self, key: str) -> dict[str, Any]:
         """One claim record, by its key, the fingerprint that logs show, or a unique beginning of either."""
@@ -283,7 +300,8 @@ class Admin:
     ) -> dict[str, Any]:
         """Forget one claim: the next equal call runs. One in flight or of unknown outcome only if told."""
         record = await self._find(key)
-        if (record.state == "inflight" and not in_flight) or (is_unknown(record) and not unknown):
+        in_doubt = is_unknown(record) or bool(await self._earlier_unknown(record.key))
+        if (record.state == "inflight" and not in_flight) or (in_doubt and not unknown):
             what, flag = ("in flight", "--in-flight") if record.state == "inflight" else ("unknown", "--unknown")
             raise InvalidInput(
                 f"The outcome of {record.key} is {what}, and an equal call would run. Nothing was changed.",
@@ -311,12 +329,14 @@ class Admin:
         has_value: bool = True,
         reason: str = "",
         version: int | None = None,
+        in_flight: bool = False,
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Settle a claim whose outcome nobody knows: it happened (with *value*), or it did not.
 
-        A resolution can be corrected by another one until a call was answered with it. With *version* only that
-        version of the record is settled. *dry_run* makes every check and changes nothing.
+        A resolution can be corrected by another one until a call was answered with it; that of a call which others
+        have followed is final. With *version* only that version of the record is settled. One whose worker holds its
+        lease is settled only if told (*in_flight*). *dry_run* makes every check and changes nothing.
         """
         if verdict not in ("happened", "did-not-happen"):
             raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
@@ -332,7 +352,7 @@ class Admin:
                 hint="Leave the value out, or say that it happened.",
                 path="$.value",
             )
-        record = await self._find(key)
+        record, is_current = await self._to_settle(key, version)
         if record.error is not UNSET and record.error.code == SERVED[0]:
             raise InvalidInput(
                 f"A call was already answered with the resolution of {record.key}. Nothing was changed.",
@@ -345,10 +365,17 @@ class Admin:
                 hint="Only an unknown outcome is resolved; clear the claim to let the call run again.",
                 path="$.key",
             )
+        if record.state == "inflight" and not in_flight and self._is_held(record):
+            raise InvalidInput(
+                f"The call of {record.key} is running: its worker holds the lease. Nothing was changed.",
+                hint="Wait until it has settled or its lease is over. If its worker is certainly gone: --in-flight.",
+                path="$.key",
+            )
+        error = RESOLVED if is_current else SERVED
         if verdict == "happened":
-            settlement = Settlement("done", _RESOLVED_TTL_MS, payload=codec.encode(value), error=RESOLVED)
+            settlement = Settlement("done", _RESOLVED_TTL_MS, payload=codec.encode(value), error=error)
         else:
-            settlement = Settlement("cancelled", _RESOLVED_TTL_MS, dispatched=False, error=RESOLVED)
+            settlement = Settlement("cancelled", _RESOLVED_TTL_MS, dispatched=False, error=error)
         settled = None
         if version in (None, record.version):
             if dry_run:
@@ -415,15 +442,34 @@ class Admin:
             raise InvalidInput("Specify what to flush: a tool, a session or a prefix of keys.", path="$")
         chosen = {"tool": tool, "session": session, "prefix": prefix}
         flushed, kept = 0, {"inFlight": 0, "unknown": 0}
-        for record in await self._journal.list(tenant=self.tenant, limit=_SCAN, **chosen):
+        in_doubt = set() if unknown else {record.key for record in await self._earlier_unknown()}
+        async for record in self._all(**chosen):
             if record.state == "inflight" and not in_flight:
                 kept["inFlight"] += 1
-            elif is_unknown(record) and not unknown:
+            elif (is_unknown(record) and not unknown) or record.key in in_doubt:
                 kept["unknown"] += 1
             else:
                 flushed += await self._drop(record)
         await self._note("flush", {**chosen, "flushed": flushed, "kept": kept, "reason": reason})
         return {"flushed": flushed, **({"kept": kept} if any(kept.values()) else {})}
+
+    async def _to_settle(self, key: str, version: int | None) -> tuple[DedupeRecord, bool]:
+        """The record to settle, and whether it is the current one; others may have followed an unknown outcome."""
+        record = await self._find(key)
+        earlier = await self._earlier_unknown(record.key)
+        is_current = all(one.version != record.version for one in earlier)
+        is_open = record.state == "inflight" or is_unknown(record) or is_resolution(record)
+        if is_current and (version == record.version or (version is None and is_open)):
+            return record, True
+        named = [one for one in earlier if version in (None, one.version)]
+        if len(named) > 1:
+            shown = ", ".join(f"{one.version} (call {one.request.tool_call_id or 'without id'})" for one in named)
+            raise InvalidInput(
+                f"{len(named)} calls of {record.key} have an unknown outcome. Nothing was changed.",
+                hint=f"Name one by its version: --version {shown}",
+                path="$.version",
+            )
+        return (named[0], False) if named else (record, is_current)
 
     async def _find(self, key: str) -> DedupeRecord:
         if not key:
@@ -435,6 +481,9 @@ class Admin:
         if not matches and len(key) <= _FINGERPRINT:  # stores know keys only: fingerprints are made anew
             records = await self._journal.list(tenant=self.tenant, limit=_SCAN_NAMES)
             matches = [record for record in records if self._fingerprints.name(record.key, key)]
+        if not matches:  # the current one may have expired before an unknown outcome that it followed
+            past = {record.key: record for record in await self._earlier_unknown()}
+            matches = [one for name, one in past.items() if name.startswith(key) or self._fingerprints.name(name, key)]
         if not matches:
             where = f"Looked in {self._place}."
             raise NotFound(f"There is no claim {key!r}.", hint=f"{where} List them: antiphon claims list")
@@ -498,6 +547,11 @@ async def _ask(spec: ToolSpec | None, record: DedupeRecord) -> tuple[str | None,
 def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
     """A line in the audit log for an act that is none of an :class:`Admin`'s."""
     drive(Admin(app)._note(act, detail))
+
+
+def _fits(record: DedupeRecord, tool: str, session: str, prefix: str) -> bool:
+    same = tool in ("", record.tool) and session in ("", record.request.session_key)
+    return same and record.key.startswith(prefix)
 
 
 def _said(record: DedupeRecord) -> tuple[str, str]:

@@ -33,8 +33,6 @@ _RETRYING = {
 }
 
 
-_SCAN = 10_000
-"""Claims in flight that are looked at, as ``antiphon claims list`` does."""
 LEVELS = ("error", "warning", "ok", "note")
 """Worst first."""
 
@@ -121,11 +119,7 @@ def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
         yield _found(
             "warning", "claims", f"{stale} of {stale + live} in flight have an expired lease", hint, stale=stale
         )
-    in_flight = drive(Admin(app).claims(state="inflight", limit=_SCAN))
-    unknown = Counter(claim["tool"] for claim in in_flight if claim["lost"])  # the next equal call finds it so
-    for (tool, state), number in counts.items():
-        if state in ("unknown", "unknown_1h", "unknown_1d"):
-            unknown[tool] += number
+    unknown = Counter(claim["tool"] for claim in drive(Admin(app).claims(state="unknown", limit=sys.maxsize)))
     if unknown:
         by_tool = ", ".join(f"{tool}: {number}" for tool, number in unknown.most_common(5))
         more = "" if len(unknown) <= 5 else f" and {len(unknown) - 5} more tools"

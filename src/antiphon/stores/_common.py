@@ -11,9 +11,11 @@ from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
 
 from antiphon.contract.events import EVENT_VERSION, Event, RunManifest
 from antiphon.contract.record import (
+    UNKNOWN_CODE,
     DedupeRecord,
     RecordedAttempt,
     RecordedError,
@@ -142,6 +144,21 @@ def record_of(
     )
 
 
+def settled_anew(record: DedupeRecord, settlement: Settlement, version: int, now_ms: int) -> DedupeRecord:
+    """A record that is kept with another outcome, for as long as before."""
+    outcome = outcome_of(settlement)
+    return replace(
+        record,
+        state=settlement.state,
+        version=version,
+        updated_at_ms=now_ms,
+        ttl_ms=settlement.ttl_ms,
+        dispatched=settlement.dispatched,
+        payload=UNSET if settlement.payload is None else Raw(settlement.payload),
+        **{name: getattr(outcome, name) for name in outcome.__struct_fields__},
+    )
+
+
 def asked(shown: str) -> Outcome:
     """What stands in place of the outcome while the claim is in flight."""
     return Outcome(arguments=shown) if shown else NO_OUTCOME
@@ -153,7 +170,7 @@ def must_be_kept(settlement: Settlement) -> bool:
     if state == "done":
         return payload is None and payload_ref is None and payload_sealed is None
     if state == "failed":
-        return error is not None and error[0] == "outcome_unknown"
+        return error is not None and error[0] == UNKNOWN_CODE
     return dispatched
 
 

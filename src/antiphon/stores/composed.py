@@ -218,6 +218,7 @@ class ComposedJournal:
     wait = passed_to("_claims", Journal.wait)
     clear = passed_to("_claims", Journal.clear)
     flush = passed_to("_claims", Journal.flush)
+    earlier = passed_to("_claims", Journal.earlier)
     counts = passed_to("_claims", Journal.counts)
     load_breakers = passed_to("_claims", Journal.load_breakers)
     save_breaker = passed_to("_claims", Journal.save_breaker)

@@ -400,6 +400,28 @@ class ClaimRules(Harness):
         must((record.state, record.fence) == ("done", held.version), "the fence stays that of the dispatch")
         must(record.error.__class__ is not RecordedError, "nothing is left of the unknown")
 
+    async def rule_unknown_is_settled_after_others_followed(self, j: Journal) -> None:
+        """What an earlier call turns out to be is entered where it is kept; what followed stays as it is."""
+        key, held = await self.held(j)
+        unknown = await j.settle(key, held.version, failed("outcome_unknown")) or 0
+        second = claimed(await j.take_over(self.request(key, "call-2"), unknown))
+        must(await j.settle(key, held.version, done()) is None, "the version before it is fenced")
+        settled = await j.settle(key, unknown, done(b'"found out"'))
+        must(settled is not None and settled > unknown, "the earlier execution gets a new version")
+        must(await j.settle(key, unknown, done()) is None, "its old version is fenced")
+        must(await j.settle(key, settled or 0, done()) is None, "what is known is not settled again")
+        now = existing(await j.read(key, "call-1"))
+        must((now.current.version, now.current.state) == (second.version, "inflight"), "the current one is untouched")
+        own = now.own
+        assert own is not None
+        must((own.state, own.version, own.fence) == ("done", settled, held.version), "the earlier one has its outcome")
+        must(bytes(own.payload) == b'"found out"', "and its result")  # type: ignore[arg-type]
+        must(own.error.__class__ is not RecordedError, "nothing is left of the unknown")
+        must(await j.settle(key, second.version, done()) is not None, "the holder settles its own")
+        must(existing(await j.begin(self.request(key, "call-1"))).own == own, "a later delivery finds it")
+        must(await j.alias(key, "call-3", settled or 0), "another call can share it")
+        must(existing(await j.read(key, "call-3")).own == own, "and finds it")
+
     async def rule_only_the_holder_renews(self, j: Journal) -> None:
         """A renewal extends the lease of an in-flight claim of that version and of no other."""
         key, held = await self.held(j, lease_ms=1_000)
@@ -738,6 +760,25 @@ class AdminRules(Harness):
         must(await j.clear(key), "there is something to clear")
         must(await j.read(key, "call-1") is None, "the record is gone")
         claimed(await j.begin(self.request(key, "call-1")))
+
+    async def rule_earlier_executions_are_listed(self, j: Journal) -> None:
+        """Each execution that others have followed is listed once, whoever shares it, until it expires."""
+        keys = [self.key("one"), self.key("two")]
+        for key in keys:
+            version = claimed(await j.begin(self.request(key))).version
+            for n in (2, 3):
+                settled = await j.settle(key, version, failed(f"run-{n}", ttl_ms=SHORT_MS if n == 2 else TTL_MS)) or 0
+                must(await j.alias(key, f"friend-{n}", settled), "another call shares it")
+                version = claimed(await j.take_over(self.request(key, f"call-{n}"), settled)).version
+        claimed(await j.begin(self.request(self.key("theirs"), tenant="other-" + self.name)))
+        found = await j.earlier(tenant=self.tenant)
+        told = [(record.key, record.error.code) for record in found if isinstance(record.error, RecordedError)]
+        must(told == [(keys[1], "run-3"), (keys[1], "run-2"), (keys[0], "run-3"), (keys[0], "run-2")], f"not {told}")
+        must(await j.earlier(tenant=self.tenant, key=keys[0]) == found[2:], "one key has its own")
+        must(await j.earlier(tenant="other-" + self.name) == [], "the current one is none of them")
+        must(await j.earlier(tenant="other-" + self.name, key=keys[0]) == [], "tenants do not see each other's")
+        await self.pass_ms(SHORT_MS + 50)
+        must(await j.earlier(tenant=self.tenant) == [found[0], found[2]], "expired ones are gone")
 
     async def rule_flush_fits_its_filter(self, j: Journal) -> None:
         """Flushing takes what was meant, in flight or not, and nothing else."""

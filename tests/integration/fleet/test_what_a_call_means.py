@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -651,6 +652,76 @@ def test_a_call_that_a_hook_denies_raises(shop: Callable[..., Shop]) -> None:
     assert one.charges == []
 
 
+def _followed(one: Shop) -> dict[str, Any]:
+    """A call of unknown outcome that an equal one of another id has followed, and its arguments."""
+    arguments = {"order": "o-1", "cents": 500}
+    one.fails = [ValueError("what?")]
+    assert one.turn("s", "charge", arguments, "c-1").error.code == "outcome_unknown"
+    time.sleep(0.35)
+    assert one.turn("s", "charge", arguments, "c-2").content == "receipt 1"
+    return arguments
+
+
+FOLLOWED: dict[str, Any] = {"key": None, "key_ignore": (), "ttl": {"done_ms": 300}}
+"""So long an unknown outcome keeps equal calls from running."""
+
+
+def test_an_unknown_outcome_that_others_have_followed_is_kept_listed_and_settled(
+    shop: Callable[..., Shop], store: Store
+) -> None:
+    one = shop(**FOLLOWED)
+    arguments = _followed(one)
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    [listed] = drive(admin.claims(state="unknown", tool="tools/charge"))
+    assert (listed["callId"], drive(admin.claims(state="unknown", tool="tools/other"))) == ("c-1", [])
+    assert drive(admin.flush(session="s")) in ({"flushed": 0, "kept": {"inFlight": 0, "unknown": 1}}, {"flushed": 0})
+    with pytest.raises(InvalidInput, match="--unknown"):
+        drive(admin.clear(listed["key"]))
+    assert one.turn("s", "charge", arguments, "c-1").error.code == "outcome_unknown"
+    drive(admin.resolve(listed["key"], "happened", value="receipt 0"))
+    assert drive(admin.claims(state="unknown")) == []
+    assert one.turn("s", "charge", arguments, "c-1").content == "receipt 0"
+    assert len(one.charges) == 1
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_reconcile_is_asked_about_an_unknown_outcome_that_others_have_followed(
+    shop: Callable[..., Shop], happened: bool
+) -> None:
+    asked: list[Any] = []
+
+    def reconcile(params: dict[str, Any]) -> Any:
+        asked.append(params)
+        if len(asked) < 2:
+            return None
+        return Happened("receipt 0") if happened else DidNotHappen()
+
+    one = shop(**FOLLOWED, reconcile=reconcile)
+    arguments = _followed(one)
+    assert one.turn("s", "charge", arguments, "c-1").error.code == "outcome_unknown"
+    for _ in range(2):
+        assert one.turn("s", "charge", arguments, "c-1").content == ("receipt 0" if happened else "receipt 2")
+    assert (len(asked), len(one.charges)) == (2, 1 if happened else 2)
+
+
+def test_a_call_whose_worker_holds_the_lease_is_not_resolved_unless_told(store: Store) -> None:
+    gateway = antiphon.Gateway(store, QUIET)
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+
+    @gateway.tool(idempotent=False, effect="write")
+    def pay(order: str) -> None:
+        [claim] = drive(admin.claims(state="inflight"))
+        with pytest.raises(InvalidInput, match="is running"):
+            drive(admin.resolve(claim["key"], "did-not-happen"))
+        [again] = drive(admin.claims(state="inflight"))
+        assert again["version"] == claim["version"]
+        assert drive(admin.resolve(claim["key"], "happened", value="by hand", in_flight=True))["resolved"] == "happened"
+
+    pay("o-1")
+    [claim] = drive(admin.claims())
+    assert claim["error"]["code"].startswith("resolved")
+
+
 def test_an_unknown_outcome_keeps_equal_calls_without_a_key_from_running(shop: Callable[..., Shop]) -> None:
     one = shop(key=None, key_ignore=())
     one.fails = [ValueError("what?")]
@@ -731,6 +802,9 @@ ROWS: dict[str, Callable[..., Any]] = {
     "`antiphon claims resolve --tool NAME --did-not-happen`": test_unknown_outcomes_of_a_tool_are_settled_at_once,
     "`antiphon claims resolve --reconcile --entry FILE`": (
         test_unknown_outcomes_are_settled_in_bulk_by_what_reconcile_says
+    ),
+    "an unknown outcome that an equal call has followed": (
+        test_an_unknown_outcome_that_others_have_followed_is_kept_listed_and_settled
     ),
     "`claims flush` and `claims clear`": test_flush_and_clear_leave_unknown_outcomes_alone_unless_told,
     "a memory store half full of unknown outcomes": (

@@ -42,6 +42,18 @@ MUTANTS = [
     ),
     Mutant("settle ignores the version", ("settle", "settle_bare"), "settle_is_fenced_after_takeover", ANY_VERSION),
     Mutant(
+        "a settle reaches every earlier execution",
+        ("settle_earlier",),
+        "settle_is_fenced_after_takeover",
+        {"AND ((": "OR (("},
+    ),
+    Mutant(
+        "expired executions are listed",
+        ("earlier",),
+        "earlier_executions_are_listed",
+        {"AND c.expires_at_ms > clock.ms": ""},
+    ),
+    Mutant(
         "a fenced settle loses its events",
         ("settle",),
         "settle_is_fenced_after_takeover",

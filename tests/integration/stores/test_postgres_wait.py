@@ -112,9 +112,7 @@ async def test_many_tasks_share_one_listener_and_few_reads(postgres_database: st
     await journal.close()
 
 
-def test_many_threads_share_one_listener_and_few_reads(
-    postgres_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_threads_share_one_listener_and_few_reads(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks while a read is under way shares the next one."""
     awake: list[int] = []
     reads: list[str] = []

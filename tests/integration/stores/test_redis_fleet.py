@@ -21,6 +21,7 @@ from antiphon._drive import drive
 from antiphon.ports import Claimed
 from antiphon.stores import RedisStore
 from antiphon.stores.redis.schema import Names
+from antiphon.testing.journal_conformance import failed
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,
@@ -255,6 +256,10 @@ def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str,
             index = names.shard("live").entries + "default"
             old = int(time.time() * 1000) - 100 * 3_600_000
             client.zadd(index, {f"old-{n}": -old - n for n in range(500)})
+            unknown = next(key for n in range(10_000) if names.shard(key := f"u-{n}") is names.shard("live"))
+            lost = claimed(await journal.begin(request_for(unknown)))
+            await journal.settle(unknown, lost.version, failed("outcome_unknown", 365 * 86_400_000))
+            client.zadd(index, {unknown: -old})
             for n in range(2000):
                 if client.zcard(index) < 20:
                     break
@@ -262,6 +267,8 @@ def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str,
                 version = existing(await journal.read("live")).current.version
                 held = claimed(await journal.take_over(request_for("live", f"next-{n}"), version))
             assert client.zcard(index) < 20, "claims of the same shard have dropped what is older than any record"
+            listed = [record.key for record in await journal.list(tenant="default", state="failed")]
+            assert listed == [unknown], "what nobody has settled is listed, however old it is"
             recent = int(time.time() * 1000) - 10_000
             client.zadd(index, {f"gone-{n}": -recent - n for n in range(50)})
             dropped = 0
@@ -269,7 +276,7 @@ def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str,
                 dropped += await journal.sweep(limit=1000)
             assert dropped >= 50
             assert client.zscore(index, "live") is not None
-            assert client.zcard(index) == 2, "the live claim and the index's own mark"
+            assert client.zcard(index) == 3, "the live claims and the index's own mark"
             assert command(client, "PTTL", index) > 0
 
     in_face(face, RedisStore(valkey_url, prefix=unique), work)

@@ -54,6 +54,7 @@ class Ended(Closing):
 
 
 def test_a_loop_that_is_closed_under_a_connection_leaves_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()  # what other tests have left
     raised: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda error: raised.append(error.exc_value))
     loop = asyncio.new_event_loop()

@@ -97,6 +97,11 @@ class Node(Struct, gc=False, eq=False):
             return self.state == "inflight"
         return must_be_kept(self.settlement)
 
+    @property
+    def is_unknown(self) -> bool:
+        """Nobody knows its outcome."""
+        return self.state != "done" and self.settlement is not None and must_be_kept(self.settlement)
+
     def lives(self, now: int) -> bool:
         """Whether it counts; one in flight always does."""
         return self.expires > now or self.state == "inflight"
@@ -216,7 +221,7 @@ class MemoryClaims(MemoryLog):
             if node is None or node.version != version or (node.expires <= now and node.state != "inflight"):
                 if events:
                     self._write(events)
-                return None
+                return self._settle_earlier(key, version, settlement, now)
             version = now * 1000
             if version <= last:
                 version = last + 1
@@ -243,6 +248,18 @@ class MemoryClaims(MemoryLog):
                 self._write(events)
             node.version = version  # last: a caller who is interrupted before it can settle once more
             return version
+
+    def _settle_earlier(self, key: str, version: int, settlement: Settlement, now: int) -> int | None:
+        """The same for an execution of unknown outcome that others have followed, and for all who share it."""
+        past = [node for node in self._history.get(key, {}).values() if node.version == version and node.expires > now]
+        if not past or not past[0].is_unknown:
+            return None
+        self._last = next_version(self._last, now)
+        for node in past:
+            node.state, node.settlement, node.payload = settlement.state, settlement, None
+            node.version, node.updated, node.record = self._last, now, None
+            self._count_unknown(node.serial, settlement)
+        return self._last
 
     def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         return MemoryClaims.begin(self, request, events, version)

@@ -99,6 +99,14 @@ class SyncMemoryJournal(MemoryClaims):
                         found.append(node.to_record())
         return found
 
+    def earlier(self, *, tenant: str, key: str = "") -> Records:
+        with self.lock:
+            past = [self._history.get(key, {})] if key else list(self._history.values())
+            now = self._now()
+            nodes = [node for each in past for node in each.values() if node.expires > now]
+            found = {node.fence: node.to_record() for node in nodes if node.template.tenant == tenant}
+        return [found[fence] for fence in sorted(found, reverse=True)]
+
     def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         now = self._now()
         found: dict[tuple[str, str], int] = {}

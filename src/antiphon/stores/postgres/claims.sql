@@ -15,6 +15,9 @@ c.version, c.fence, c.tenant, c.workspace, c.owner, c.dispatched, c.outcome, c.p
 -- A claim in flight always counts: clocks are set forward, and its call goes on.
 (c.expires_at_ms > (SELECT ms FROM clock) OR c.state = 'inflight')
 
+-- name: _unknown
+c.state = 'failed' AND position('"error":{"code":"outcome_unknown"'::bytea IN c.outcome) > 0
+
 -- name: _found
 -- The live record of an intent, and the earlier execution that an identity made or shared.
 current AS MATERIALIZED (
@@ -213,6 +216,19 @@ ended AS (
 {_log_anyway}
 SELECT c.version, CASE WHEN c.waited THEN {_wake} END FROM ended AS c
 
+-- name: settle_earlier
+-- The same for an execution of unknown outcome that others have followed. Again if the answer was lost.
+WITH {_clock}
+UPDATE antiphon.executions AS c SET
+    state = %(state)s, version = greatest(c.version + 1, us), op = %(op)s, updated_at_ms = ms, ttl_ms = %(ttl_ms)s,
+    dispatched = %(dispatched)s, outcome = %(outcome)s, payload = %(payload)s
+FROM clock
+WHERE c.key = %(key)s AND c.expires_at_ms > ms AND (
+        c.op = %(op)s
+        OR (c.version = %(version)s AND (({_unknown}) OR (c.state = 'cancelled' AND c.dispatched)))
+    )
+RETURNING c.version
+
 -- name: landed
 -- Did an operation whose answer was lost take effect?
 SELECT
@@ -333,12 +349,19 @@ WHERE c.tenant = %(tenant)s AND {_lives}
 ORDER BY c.fence DESC, c.key DESC
 LIMIT %(limit)s
 
+-- name: earlier
+WITH {_clock}
+SELECT {_record}
+FROM antiphon.executions AS c, clock
+WHERE c.tenant = %(tenant)s AND c.expires_at_ms > clock.ms AND (%(key)s = '' OR c.key = %(key)s)
+ORDER BY c.fence DESC
+
 -- name: counts
 WITH {_clock}
 SELECT c.tool,
     CASE
         WHEN c.state = 'inflight' AND c.lock_until_ms <= clock.ms THEN 'stale'
-        WHEN c.state <> 'failed' OR position('"error":{"code":"outcome_unknown"'::bytea IN c.outcome) = 0 THEN c.state
+        WHEN NOT ({_unknown}) THEN c.state
         WHEN c.updated_at_ms <= clock.ms - 86400000 THEN 'unknown_1d'
         WHEN c.updated_at_ms <= clock.ms - 3600000 THEN 'unknown_1h'
         ELSE 'unknown'

@@ -82,6 +82,7 @@ class PostgresJournal(PostgresLog):
 
         async def send() -> tuple[int | None]:
             rows = await self._step("settle", params, events, won_only=False)
+            rows = rows or await self._engine.run("settle_earlier", params, prepare=False)
             return (rows[0][0] if rows else None,)
 
         async def landed() -> tuple[int | None] | None:
@@ -128,6 +129,10 @@ class PostgresJournal(PostgresLog):
     ) -> Records:
         which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix, "state": state, "before": before}
         rows = await self._engine.run("list", {**which, "limit": max(0, limit)}, prepare=False)
+        return [record_of(row) for row in rows]
+
+    async def earlier(self, *, tenant: str, key: str = "") -> Records:
+        rows = await self._engine.run("earlier", {"tenant": tenant, "key": key}, prepare=False)
         return [record_of(row) for row in rows]
 
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:

@@ -164,6 +164,8 @@ class RedisClaims(RedisLog):
     async def _settle(self, key: str, version: int, settlement: Settlement) -> int | None:
         shard = self._names.shard(key)
         nonce, life = self._client.nonce(), max(settlement.ttl_ms, 1)
+        head = f" {settlement.state} {nonce} {settlement.ttl_ms} {settlement.dispatched:d} "
+        outcome = outcome_bytes(settlement)
         words = schema.SETTLE.call(
             1,
             shard.record + key,
@@ -173,10 +175,13 @@ class RedisClaims(RedisLog):
             version,
             nonce,
             life,
-            f" {settlement.state} {nonce} {settlement.ttl_ms} {settlement.dispatched:d} {life} 0 ",
-            outcome_bytes(settlement),
+            f"{head}{life} 0 ",
+            outcome,
         )
         settled: int | None = await self._client.execute(words, retry_timeout_s=SETTLE_RETRY_TIMEOUT_S)
+        if settled is None:  # it may be one that others have followed
+            keys = (shard.history + key, shard.expiries + key)
+            settled = await self._client.execute(schema.SETTLE_EARLIER.call(2, *keys, version, nonce, head, outcome))
         return settled
 
     async def alias(self, key: str, identity: str, version: int) -> bool:

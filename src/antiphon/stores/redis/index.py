@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 from antiphon.contract.record import DedupeRecord
@@ -68,6 +69,23 @@ class RedisIndex:
                 if len(found) >= limit:
                     return found[:limit]
         return found[:limit]
+
+    async def earlier(self, *, tenant: str, key: str = "") -> Records:
+        found: Records = []
+        if key:
+            found = await self._earlier([(0, self._names.number(key), key)])
+        else:
+            async for pages in self._pages(tenant, "ZREVRANGEBYSCORE", _EARLIEST, "-inf", BATCH):
+                found += await self._earlier([entry for _, entries, _ in pages for entry in entries])
+        return sorted([record for record in found if record.tenant == tenant], key=attrgetter("fence"), reverse=True)
+
+    async def _earlier(self, entries: Entries) -> Records:
+        calls = []
+        for _, number, key in entries:
+            shard = self._names.shards[number]
+            calls.append(schema.EARLIER.call(2, shard.history + key, shard.expiries + key))
+        replies = await self._client.execute_many(calls)
+        return [record_of(entry[2], text) for entry, reply in zip(entries, replies, strict=True) for text in reply]
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         numbers: Counter[tuple[str, str]] = Counter()

@@ -124,10 +124,12 @@ def in_full(command: tuple[Any, ...]) -> tuple[Any, ...]:
 
 CLAIM = Script("claim")
 SETTLE = Script("settle")
+SETTLE_EARLIER = Script("settle_earlier")
 RELEASE = Script("release")
 RENEW = Script("renew")
 ALIAS = Script("alias")
 READ = Script("read")
+EARLIER = Script("earlier")
 PIN = Script("pin")
 FLAG = Script("flag")
 CLEAR = Script("clear")

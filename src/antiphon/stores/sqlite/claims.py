@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 from orjson import dumps
 
-from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
+from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest, is_unknown
 from antiphon.ports import Begun, Claimed, ClaimRequest, ClaimTemplate, Existing, Pinned, Settlement, Success
 from antiphon.stores._common import (
     NO_OUTCOME,
@@ -22,6 +22,7 @@ from antiphon.stores._common import (
     next_version,
     outcome_of,
     record_of,
+    settled_anew,
 )
 
 SQL = named_queries(Path(__file__).with_name("queries.sql"))
@@ -154,11 +155,25 @@ def settle(connection: sqlite3.Connection, key: str, version: int, settlement: S
     """End the claim, or learn that it is somebody else's by now."""
     new_version = next_version(version, now)
     if not connection.execute(SETTLE, settle_values(key, version, settlement, new_version, now)).rowcount:
-        return None
+        return _settle_earlier(connection, key, version, settlement, now)
     if settlement.state != "done":
         connection.execute(SQL["open_claim"], (key,))
     if settlement.state != "done" or settlement.ttl_ms < LOOK_AGAIN_MS:
         connection.execute(SQL["expire_claim"], (key,))
+    return new_version
+
+
+def _settle_earlier(
+    connection: sqlite3.Connection, key: str, version: int, settlement: Settlement, now: int
+) -> int | None:
+    """The same for an execution of unknown outcome that others have followed, and for all who share it."""
+    found = connection.execute(SQL["execution_of_version"], (key, version, now)).fetchone()
+    before = None if found is None else _known(key, *found)
+    if before is None or not is_unknown(before):
+        return None
+    new_version = next_version(version, now)
+    after = settled_anew(before, settlement, new_version, now)
+    connection.execute(SQL["settle_execution"], (new_version, _encode(after), key, version))
     return new_version
 
 
@@ -274,6 +289,14 @@ def clear(connection: sqlite3.Connection, key: str) -> bool:
         return False
     forget(connection, [claim.gone()])
     return True
+
+
+def earlier(connection: sqlite3.Connection, tenant: str, key: str, now: int) -> list[DedupeRecord]:
+    """Executions that others have followed, newest first."""
+    rows = connection.execute(SQL["executions"], (tenant, key, key, now))
+    found = [_known(*row) for row in rows]
+    found.sort(key=lambda record: record.fence, reverse=True)
+    return found
 
 
 ID = _Claim._fields.index("id")

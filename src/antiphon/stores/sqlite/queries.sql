@@ -9,6 +9,15 @@ SELECT record, v FROM executions WHERE key = ? AND identity = ? AND expires_at_m
 -- name: execution_of_version
 SELECT record, v FROM executions WHERE key = ? AND version = ? AND expires_at_ms > ?;
 
+-- name: executions
+-- Who shares an execution has a row of its own.
+SELECT key, record, v FROM executions
+WHERE tenant = ? AND (? = '' OR key = ?) AND expires_at_ms > ? AND identity <> ''
+GROUP BY key, version;
+
+-- name: settle_execution
+UPDATE executions SET version = ?, record = ? WHERE key = ? AND version = ? AND identity <> '';
+
 -- name: insert_claim
 INSERT INTO claims (key, tenant, workspace, tool, session, identity, idempotency_key, state, version, fence, owner,
                     created_at_ms, updated_at_ms, expires_at_ms, lock_until_ms, ttl_ms, sweep_at_ms, history, request,

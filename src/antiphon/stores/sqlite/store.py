@@ -206,6 +206,9 @@ class SQLiteJournal:
         which = index.Filter(tenant, tool, session, prefix, state)
         return await self._read(lambda connection: index.find(connection, which, limit, self.now(), before))
 
+    async def earlier(self, *, tenant: str, key: str = "") -> Records:
+        return await self._read(lambda connection: claims.earlier(connection, tenant, key, self.now()))
+
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         await self._catch_up()
         return await self._read(lambda connection: index.counts(connection, tenant, self.now()))

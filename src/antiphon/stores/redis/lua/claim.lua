@@ -92,14 +92,19 @@ call('SET', KEYS[1], '1 ' .. fresh .. ARGV[7] .. micros .. ' 0\n' .. fresh .. ' 
 
 -- Times stand below zero: a new entry is the first of the set, where it is put fastest. One member keeps the longest
 -- time an entry can be needed; its length keeps Redis from searching small sets from end to end. Every 16th claim drops
--- what is older.
+-- what is older; what lives on, as an unknown outcome does until somebody settles it, is looked at again as late.
 local mark = 'the longest time that an entry of this index can be needed, in milliseconds'
 call('ZADD', KEYS[4], 'LT', '-' .. now, ARGV[1], ARGV[6], mark)
 if time[2] % 16 == 0 then
   local horizon = -call('ZSCORE', KEYS[4], mark)
   local over = call('ZRANGEBYSCORE', KEYS[4], horizon - now, -1e12, 'LIMIT', 0, 64)
-  if #over > 0 then
-    call('ZREM', KEYS[4], unpack(over))
+  local record, history = string.sub(KEYS[1], 1, -1 - #ARGV[1]), string.sub(KEYS[2], 1, -1 - #ARGV[1])
+  for _, member in ipairs(over) do
+    if call('EXISTS', record .. member, history .. member) == 0 then
+      call('ZREM', KEYS[4], member)
+    else
+      call('ZADD', KEYS[4], '-' .. now, member)
+    end
   end
   call('PEXPIRE', KEYS[4], horizon)
 end
