@@ -257,9 +257,6 @@ class SyncJournal(Protocol):
     def clear(self, key: str) -> bool:
         """Forget the record and its history."""
 
-    def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        """Forget all records that match; in-flight ones included. Returns how many."""
-
     def list(
         self,
         *,
@@ -376,9 +373,6 @@ class Journal(Protocol):
 
     async def clear(self, key: str) -> bool:
         """As :meth:`SyncJournal.clear`."""
-
-    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        """As :meth:`SyncJournal.flush`."""
 
     async def list(
         self,

@@ -217,7 +217,6 @@ class ComposedJournal:
     forgotten = passed_to("_claims", Journal.forgotten)
     wait = passed_to("_claims", Journal.wait)
     clear = passed_to("_claims", Journal.clear)
-    flush = passed_to("_claims", Journal.flush)
     earlier = passed_to("_claims", Journal.earlier)
     counts = passed_to("_claims", Journal.counts)
     load_breakers = passed_to("_claims", Journal.load_breakers)

@@ -268,7 +268,8 @@ class ClaimRules(Harness):
         seen.append(claimed(await j.begin(self.request(key, "call-3"))).version)
         await j.clear(key)
         seen.append(claimed(await j.begin(self.request(key, "call-4"))).version)
-        await j.flush(tenant=self.tenant)
+        seen.append(await j.settle(key, seen[-1], done()) or 0)
+        await j.clear(key)
         seen.append(claimed(await j.begin(self.request(key, "call-5"))).version)
         seen.append(await j.settle(key, seen[-1], done(ttl_ms=SHORT_MS)) or 0)
         await self.pass_ms(SHORT_MS + 50)
@@ -780,31 +781,14 @@ class AdminRules(Harness):
         await self.pass_ms(SHORT_MS + 50)
         must(await j.earlier(tenant=self.tenant) == [found[0], found[2]], "expired ones are gone")
 
-    async def rule_flush_fits_its_filter(self, j: Journal) -> None:
-        """Flushing takes what was meant, in flight or not, and nothing else."""
-        keys = await self._fill(j)
-        must(await j.flush(tenant="nobody-" + self.name) == 0, "another tenant has nothing here")
-        must(await j.flush(tenant=self.tenant, tool="tools/absent") == 0, "no such tool")
-        must(await j.flush(tenant=self.tenant, tool="tools/read", session="s-2") == 1, "tool and session together")
-        must(await j.read(keys["read", "s-2"]) is None, "that one is gone")
-        must(await j.flush(tenant=self.tenant, session="s-1") == 2, "a session")
-        must(await j.flush(tenant=self.tenant, prefix=keys["send", "s-2"][:-3]) == 1, "a key prefix")
-        must(await j.flush(tenant=self.tenant, tool="tools/send") == 1, "a tool")
-        must(await j.flush(tenant=self.tenant) == 1, "the rest of the tenant")
-        must(await j.list(tenant=self.tenant) == [], "nothing is left")
-        claimed(await j.begin(self.request(keys["read", "s-1"])))
-
     async def rule_tenants_do_not_see_each_other(self, j: Journal) -> None:
-        """Listing, counting and flushing stay within a tenant."""
+        """Listing and counting stay within a tenant."""
         claimed(await j.begin(self.request(self.key("mine"))))
         claimed(await j.begin(self.request(self.key("theirs"), tenant="other-" + self.name)))
         for tenant, name in ((self.tenant, "mine"), ("other-" + self.name, "theirs")):
             listed = await j.list(tenant=tenant)
             must([record.key for record in listed] == [self.key(name)], f"{tenant} sees only its own")
             must(dict(await j.counts(tenant)) == {("tools/send", "inflight"): 1}, "and counts only its own")
-        await j.flush(tenant=self.tenant)
-        must(len(await j.list(tenant="other-" + self.name)) == 1, "flushing one leaves the other")
-        await j.flush(tenant="other-" + self.name)
 
     async def rule_list_is_newest_first(self, j: Journal) -> None:
         """Claims are listed newest first, filtered and limited."""
@@ -968,10 +952,6 @@ class WaitRules(Harness):
     async def rule_clear_wakes_all_waiters(self, j: Journal) -> None:
         """Everybody who waits learns that the claim is gone."""
         await self._woken_by(j, lambda key, version: j.clear(key))
-
-    async def rule_flush_wakes_all_waiters(self, j: Journal) -> None:
-        """Flushing is clearing."""
-        await self._woken_by(j, lambda key, version: j.flush(tenant=self.tenant))
 
     async def rule_a_waiter_that_leaves_concerns_nobody_else(self, j: Journal) -> None:
         """One waiter gives up (or is cancelled); the others are woken as if it had never been there."""

@@ -267,19 +267,6 @@ def test_a_store_is_usable_from_loop_after_loop(postgres_database: str) -> None:
         asyncio.run(use(n))
 
 
-def test_flush_goes_through_many_records_in_batches(
-    postgres_database: str, trips: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("antiphon.stores.postgres.journal._FLUSH_BATCH", 30)
-    journal = PostgresStore(postgres_database).open_sync()
-    for n in range(100):
-        journal.begin(request_for(f"k{n}"))
-    trips.clear()
-    assert journal.flush(tenant="default", tool="tools/send") == 100
-    assert trips.count("flush") == 4
-    journal.close()
-
-
 def test_ping_says_what_operators_ask(postgres_database: str) -> None:
     journal = PostgresStore(postgres_database, schema="elsewhere").open_sync()
     answer = journal.ping()

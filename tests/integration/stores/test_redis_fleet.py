@@ -238,9 +238,6 @@ def test_lists_of_thousands_are_complete_and_in_order(face: Face, valkey_url: st
         usage = await journal.usage("default")
         assert usage["records"] == total
         assert 200 < usage["bytesPerRecord"] < 2000
-        assert await journal.flush(tenant="default", session="s3") == len(of_session)
-        assert await journal.flush(tenant="default") == total - len(of_session)
-        assert await journal.list(tenant="default") == []
 
     in_face(face, RedisStore(valkey_url, prefix=unique), work)
 

@@ -38,7 +38,8 @@ def use_server(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.Mo
             return
         store = PostgresStore(where)
         journal = store.open_sync()
-        journal.flush(tenant="default")
+        for record in journal.list(tenant="default", limit=10_000):
+            journal.clear(record.key)
         journal.delete_run("run-1")
         journal.close()
         with psycopg.connect(where, autocommit=True) as connection:

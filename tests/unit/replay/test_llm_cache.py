@@ -97,13 +97,13 @@ def test_an_answer_that_would_be_redacted_is_not_kept() -> None:
     assert model.asked == 2
 
 
-def test_entries_are_records_that_expire_and_can_be_flushed() -> None:
+def test_entries_are_records_that_expire_and_can_be_cleared() -> None:
     app, model = memory_app(), Model()
     ask(app, model)
     records = app.journal.list(tenant="default", tool="llm-cache/rfc0041")
     assert [record.state for record in records] == ["done"]
     assert records[0].ttl_ms == 14 * 86_400_000
-    assert app.journal.flush(tenant="default", tool="llm-cache/rfc0041") == 1
+    assert app.journal.clear(records[0].key)
     ask(app, model)
     assert model.asked == 2
 

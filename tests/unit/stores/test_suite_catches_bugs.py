@@ -176,14 +176,6 @@ class OneTtlForAll(SyncMemoryJournal):
         return super().settle(key, version, settlement._replace(ttl_ms=86_400_000), events)
 
 
-class FlushesAllTenants(SyncMemoryJournal):
-    def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        doomed = [node.key for node in self._all_current()]
-        for key in doomed:
-            self.clear(key)
-        return len(doomed)
-
-
 class LastBreakerWins(SyncMemoryJournal):
     def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         for kept in self.load_breakers(tenant):
@@ -295,7 +287,6 @@ CAUGHT_BY: list[tuple[type[SyncMemoryJournal | MemoryJournal], str, Face]] = [
     (LosersWriteEvents, "events_come_with_the_claim", "sync"),
     (FencedEventsLost, "settle_is_fenced_after_takeover", "sync"),
     (OneTtlForAll, "final_state_sets_the_ttl", "sync"),
-    (FlushesAllTenants, "flush_fits_its_filter", "sync"),
     (LastBreakerWins, "breakers_keep_the_newest_epoch", "sync"),
     (GapsInTheLog, "append_is_gap_free", "async"),
     (ReopeningReplaces, "opening_a_run_twice_keeps_the_first", "sync"),

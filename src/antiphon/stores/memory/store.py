@@ -69,13 +69,6 @@ class SyncMemoryJournal(MemoryClaims):
             self._pins.clear()
             self._forget_log()
 
-    def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        with self.lock:
-            doomed = {node.key for node in self._nodes.values() if _matches(node, tenant, tool, session, prefix)}
-            for key in doomed:
-                self._clear(key)
-            return len(doomed)
-
     def list(
         self,
         *,

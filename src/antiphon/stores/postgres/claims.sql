@@ -320,24 +320,6 @@ SELECT CASE WHEN c.waited THEN {_wake} END FROM gone AS c
 UNION ALL
 SELECT NULL FROM executed
 
--- name: flush
-WITH doomed AS MATERIALIZED (
-    SELECT c.key FROM antiphon.claims AS c
-    WHERE c.tenant = %(tenant)s AND (%(tool)s = '' OR c.tool = %(tool)s) AND (%(session)s = '' OR c.session = %(session)s)
-        AND (%(prefix)s = '' OR starts_with(c.key, %(prefix)s))
-    ORDER BY c.key
-    LIMIT %(limit)s
-    FOR UPDATE
-),
-gone AS (
-    DELETE FROM antiphon.claims AS c USING doomed WHERE c.key = doomed.key
-    RETURNING c.key, c.waited, c.tenant, c.workspace, c.version
-),
-{_raise_floor},
-executed AS (DELETE FROM antiphon.executions AS e USING doomed WHERE e.key = doomed.key),
-named AS (DELETE FROM antiphon.identities AS i USING doomed WHERE i.key = doomed.key)
-SELECT CASE WHEN c.waited THEN {_wake} END FROM gone AS c
-
 -- name: list
 WITH {_clock}
 SELECT {_record}

@@ -28,8 +28,6 @@ from antiphon.stores.postgres.statements import (
 )
 from antiphon.stores.postgres.wait import Subscriber, acquire_subscriber, release_subscriber
 
-_FLUSH_BATCH = 1000
-
 
 class PostgresJournal(PostgresLog):
     """A journal over one pool. Written once: on the engine for threads its coroutines never suspend."""
@@ -105,16 +103,6 @@ class PostgresJournal(PostgresLog):
 
     async def clear(self, key: str) -> bool:
         return bool(await self._engine.run("clear", {"key": key, "channel": self._channel}))
-
-    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix}
-        params = {**which, "limit": _FLUSH_BATCH, "channel": self._channel}
-        total = 0
-        while True:
-            gone = len(await self._engine.run("flush", params, prepare=False))
-            total += gone
-            if gone < _FLUSH_BATCH:
-                return total
 
     async def list(
         self,

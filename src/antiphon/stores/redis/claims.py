@@ -206,8 +206,7 @@ class RedisClaims(RedisLog):
     async def clear(self, key: str) -> bool:
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
-        _, removed = await self._client.execute(schema.CLEAR.call(3, *keys, "", "", shard.channel, key))
-        return bool(removed)
+        return bool(await self._client.execute(schema.CLEAR.call(3, *keys, key, shard.channel)))
 
     async def _read_many(self, key: str, identities: Sequence[str]) -> dict[str, Existing | None]:
         """The record for several identities at once."""

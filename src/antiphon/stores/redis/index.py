@@ -1,4 +1,4 @@
-"""Listing, counting, flushing and sweeping claims in small steps: no command here holds the server up.
+"""Listing, counting and sweeping claims in small steps: no command here holds the server up.
 
 Each shard has one sorted set of claims per tenant, the newest first. A list is merged from the newest
 ends; the rest walks the sets in batches and lets a script look at the records of one batch.
@@ -15,7 +15,7 @@ from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Records
 from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client
-from antiphon.stores.redis.schema import CLEARED, Names, Shard, line_of, record_of, text_of
+from antiphon.stores.redis.schema import CLEARED, Names, Shard, record_of, text_of
 
 BATCH = 128
 _EARLIEST = -1_000_000_000_000
@@ -98,21 +98,6 @@ class RedisIndex:
                 for at in range(0, len(reply), 3):
                     numbers[text_of(reply[at]), reply[at + 1].decode()] += reply[at + 2]
         return dict(numbers)
-
-    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        dropped = 0
-        wanted = (line_of(tool) if tool else b"", line_of(session) if session else b"")
-        async for pages in self._pages(tenant, "ZREVRANGEBYSCORE", _EARLIEST, "-inf", BATCH):
-            calls = []
-            for shard, entries, _ in pages:
-                doomed = [key for _, _, key in entries if key.startswith(prefix)]
-                names = [
-                    name for key in doomed for name in (shard.record + key, shard.history + key, shard.expiries + key)
-                ]
-                words = (len(names) + 1, *names, shard.entries + tenant, *wanted, shard.channel)
-                calls.append(schema.CLEAR.call(*words, *doomed))
-            dropped += sum([reply[0] for reply in await self._client.execute_many(calls)])
-        return dropped
 
     async def _sweep_claims(self, tenants: Iterable[str], limit: int) -> int:
         """Drop index entries whose records Redis has expired; the next call goes on where this one stopped."""

@@ -85,20 +85,6 @@ def find(connection: sqlite3.Connection, which: Filter, limit: int, now: int, be
     return [to_record(row) for row in rows[:limit]]
 
 
-def flush(connection: sqlite3.Connection, which: Filter, up_to: int, limit: int) -> list[str]:
-    """Delete up to *limit* fitting claims no newer than row *up_to*; their keys."""
-    gone: list[Gone] = []
-    for part in which.each(connection):
-        source, values = part.source()
-        columns = ", ".join(f"c.{name}" for name in Gone._fields)
-        query = f"SELECT {columns} FROM {source} AND c.id <= ? LIMIT ?"  # noqa: S608 - own words only
-        gone += map(Gone._make, connection.execute(query, (*values, up_to, limit - len(gone))))
-        if len(gone) >= limit:
-            break
-    forget(connection, gone)
-    return [claim.key for claim in gone]
-
-
 def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[str, str], int]:
     """Live claims by tool and state: done ones are what the index has, less all others."""
     known = _indexed(connection)

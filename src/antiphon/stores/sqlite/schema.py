@@ -24,7 +24,10 @@ T = TypeVar("T")
 APPLICATION_ID = 0x416E7068
 FOLDER = Path(__file__).parent
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
-LATER_INDEXES = {"runs_by_status": "CREATE INDEX runs_by_status ON runs (tenant, status, started_at_ms, id)"}
+LATER_INDEXES = {
+    "runs_by_status": "CREATE INDEX runs_by_status ON runs (tenant, status, started_at_ms, id)",
+    "executions_of_calls": "CREATE INDEX executions_of_calls ON executions (tenant, key) WHERE identity <> ''",
+}
 _INDEX_BUSY_S = 0.25
 _KEPT = "Nothing was written."
 _SENTENCES = {

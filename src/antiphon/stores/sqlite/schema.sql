@@ -79,6 +79,7 @@ CREATE TABLE executions (
 ) STRICT;
 
 CREATE INDEX executions_by_expiry ON executions (expires_at_ms);
+CREATE INDEX executions_of_calls ON executions (tenant, key) WHERE identity <> '';
 
 -- A run may have events before it has a manifest. Numbers are never used twice.
 CREATE TABLE runs (

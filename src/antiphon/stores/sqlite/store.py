@@ -179,18 +179,6 @@ class SQLiteJournal:
     async def clear(self, key: str) -> bool:
         return await self._write(lambda connection: claims.clear(connection, key), (key,))
 
-    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        await self._catch_up()
-        which = index.Filter(tenant, tool, session, prefix)
-        up_to = await self._read(index.newest)
-        total = 0
-        while True:
-            keys = await self._write(lambda connection: index.flush(connection, which, up_to, _CHUNK))
-            self._file.poller.wake(keys)
-            total += len(keys)
-            if len(keys) < _CHUNK:
-                return total
-
     async def list(
         self,
         *,
