@@ -318,25 +318,74 @@ def key_ids(file: Path) -> list[str]:
     return [key_id_of(key) for key in read_keys(file)]
 
 
-def write_keys(file: Path, keys: Sequence[bytes], *, new: bool = False) -> None:
-    """Write the key file whole or not at all; *new*: another process that made it first is left its own."""
+def write_keys(file: Path, keys: Sequence[bytes], *, new: bool = False) -> bool:
+    """Write the key file whole or not at all; *new*: another process that made it first is left its own (``False``).
+
+    A file that is replaced keeps its owner and its mode, as far as this user may set them.
+    """
     file.parent.mkdir(exist_ok=True)  # as the store beside it: no folder above is invented
     text = "".join(f"{_FILE_HEAD}{base64.b64encode(key).decode('ascii')}\n" for key in keys)
     descriptor, name = tempfile.mkstemp(prefix=".seal-", dir=file.parent)  # mkstemp makes it 0600
     written = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as stream:
+            if not new:
+                take_owner(descriptor, file)
             stream.write(text.encode("ascii"))
             stream.flush()
             os.fsync(stream.fileno())
         if new:
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.link(name, file)
+            except FileExistsError:
+                return False
         else:
             written.replace(file)
         _sync_folder(file.parent)
     finally:
         written.unlink(missing_ok=True)
+    return True
+
+
+def change_keys(file: Path, change: Callable[[list[bytes]], list[bytes]]) -> list[bytes]:
+    """Replace the keys of a key file by what *change* makes of them; they are read under the lock of the file.
+
+    The lock is on the file itself, so a process that waited for one that was replaced meanwhile begins again.
+    """
+    import fcntl
+
+    file = Path(os.path.realpath(file))
+
+    def act() -> list[bytes]:
+        while True:
+            try:
+                descriptor = os.open(file, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+            except FileNotFoundError:
+                keys = change([])
+                if write_keys(file, keys, new=True):
+                    return keys
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if os.fstat(descriptor).st_ino == file.stat().st_ino:
+                    keys = change(read_keys(file))
+                    write_keys(file, keys)
+                    return keys
+            except FileNotFoundError:
+                continue  # moved away: a restore
+            finally:
+                os.close(descriptor)
+
+    return _usable(file, act)
+
+
+def take_owner(target: int | Path, model: Path) -> None:
+    """Give *target* the owner of *model*, as far as this user may; of a file that is replaced also the mode."""
+    found = model.stat()
+    if stat.S_ISREG(found.st_mode):
+        os.chmod(target, stat.S_IMODE(found.st_mode))  # noqa: PTH101 - it may be a descriptor
+    with contextlib.suppress(PermissionError):
+        os.chown(target, found.st_uid, found.st_gid)
 
 
 def _sync_folder(folder: Path) -> None:

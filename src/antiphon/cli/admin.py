@@ -519,25 +519,26 @@ def sealkeys(arguments: argparse.Namespace) -> int:
       antiphon sealkeys rotate
       antiphon sealkeys add && scp … && antiphon sealkeys use 3f9a2c41
     """
-    from antiphon._seal import KEY_BYTES, key_id_of, read_keys, write_keys
+    from antiphon._seal import KEY_BYTES, change_keys, key_id_of, read_keys
     from antiphon.config.wiring import seal_key_file
 
     with application(arguments) as app:
         file = seal_key_file(app.config, app.store)
     if file is None:
         raise InvalidInput("No key file is configured.", hint="Name one: [store] seal_key_file.")
-    keys = read_keys(file) if file.exists() else []
-    by_id = {key_id_of(key): key for key in keys}
-    if arguments.act in ("use", "remove") and arguments.id not in by_id:
-        known = ", ".join(by_id) or "none"
-        raise NotFound(f"There is no seal key {arguments.id!r} in {file}.", hint=f"Known: {known}.")
-    if arguments.act == "rotate":
-        keys = [os.urandom(KEY_BYTES), *keys]
-    elif arguments.act == "add":
-        keys = [*keys, os.urandom(KEY_BYTES)]
-    elif arguments.act == "use":
-        keys = [by_id[arguments.id], *(key for name, key in by_id.items() if name != arguments.id)]
-    elif arguments.act == "remove":
+
+    def changed(keys: list[bytes]) -> list[bytes]:
+        by_id = {key_id_of(key): key for key in keys}
+        if arguments.act == "rotate":
+            return [os.urandom(KEY_BYTES), *keys]
+        if arguments.act == "add":
+            return [*keys, os.urandom(KEY_BYTES)]
+        if arguments.id not in by_id:
+            known = ", ".join(by_id) or "none"
+            raise NotFound(f"There is no seal key {arguments.id!r} in {file}.", hint=f"Known: {known}.")
+        others = [key for name, key in by_id.items() if name != arguments.id]
+        if arguments.act == "use":
+            return [by_id[arguments.id], *others]
         if arguments.id == key_id_of(keys[0]):
             raise InvalidInput(f"Key {arguments.id} is the one that seals.", hint="Use another one first.")
         if not arguments.force:
@@ -546,9 +547,12 @@ def sealkeys(arguments: argparse.Namespace) -> int:
                 hint="Results are kept as long as their TTL; secrets of webhooks until they are replaced. "
                 "When nothing is left: --force",
             )
-        keys = [key for name, key in by_id.items() if name != arguments.id]
-    if arguments.act != "list":
-        write_keys(file, keys)
+        return others
+
+    if arguments.act == "list":
+        keys = read_keys(file) if file.exists() else []
+    else:
+        keys = change_keys(file, changed)
     found = [{"id": key_id_of(key), "use": "seals" if not number else "unseals"} for number, key in enumerate(keys)]
     lines = [ui.table(("KEY", "USE"), [(one["id"], one["use"]) for one in found]) if found else "No seal key yet."]
     ui.output(arguments, {"file": str(file), "keys": found}, [*lines, ui.dim(f"file: {file}")])

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,36 @@ def test_a_key_file_that_was_replaced_is_taken_at_the_next_look(
     now += 0.0021
     assert sealer.seal(b"after").startswith(f"s2.{_seal.key_id_of(b'n' * 32)}.")
     assert sealer.unseal(between) == Sealer.from_key_file(tmp_path / "key").unseal(between) == b"between"
+
+
+def test_simultaneous_changes_of_a_key_file_lose_no_key(tmp_path: Path) -> None:
+    """Also those that find no file: one makes it, the others add to it."""
+    file = tmp_path / "k"
+
+    def rotate(number: int) -> bytes:
+        key = number.to_bytes(32)
+        _seal.change_keys(file, lambda keys: [key, *keys])
+        return key
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(rotate, range(80)))
+    assert sorted(_seal.read_keys(file)) == sorted(made)
+    assert [p.name for p in tmp_path.iterdir()] == ["k"]
+
+
+def test_a_key_file_that_is_rewritten_keeps_its_owner_its_mode_and_its_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "vault" / "k"
+    Sealer.from_key_file(file)
+    owner = file.stat()
+    file.chmod(0o400 if os.geteuid() == 0 else 0o700)
+    mode = stat.S_IMODE(file.stat().st_mode)
+    (tmp_path / "k").symlink_to(file)
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda _, user, group: given.append((user, group)))
+    _seal.change_keys(tmp_path / "k", lambda keys: [b"n" * 32, *keys])
+    assert given == [(owner.st_uid, owner.st_gid)]
+    assert stat.S_IMODE(file.stat().st_mode) == mode
+    assert (tmp_path / "k").is_symlink()
+    assert len(_seal.read_keys(file)) == 2
