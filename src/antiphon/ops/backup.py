@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from antiphon._seal import key_ids
+from antiphon._seal import key_ids, take_owner
 from antiphon._version import __version__
 from antiphon.config.wiring import home, seal_key_file
 from antiphon.errors import InvalidInput, NotFound, StoreError
@@ -30,6 +30,7 @@ MANIFEST = "backup.json"
 DATABASES = "databases"
 FOLDERS = ("blobs", "outbox")
 """Of the state folder: large payloads, and what waits for the bucket."""
+_UNFINISHED = ".restore-"
 
 
 def databases_of(app: Antiphon) -> list[Path]:
@@ -182,18 +183,20 @@ def restore(
         )
     with _exclusively(there):
         pass  # nobody writes at this moment; the operator has stopped the rest
-    moved: list[str] = []
-    stamp = f"before-restore-{app.clock.now_ms()}"
-    for target in targets:
-        moved += _move_aside(target, stamp)
-    places = {name: target for target, name in zip(targets, copies, strict=True)}
+    sources = {target.resolve(): folder / name for target, name in zip(targets, copies, strict=True)}
     for name in manifest["files"]:
         if Path(name).parts[0] in FOLDERS and not (home() / name).exists():  # equal names are equal contents
-            places[name] = home() / name
-    each(lambda name: _place(folder / name, places[name]), places, progress, "restoring, files")
+            sources[home() / name] = folder / name
     if seal_key is not None and key_file is not None:
-        moved += _move_aside(key_file, stamp)
-        _write_private(key_file, seal_key.read_bytes())
+        sources[key_file.resolve()] = seal_key
+    try:
+        moved = _replace_all(sources, f"before-restore-{app.clock.now_ms()}", progress)
+    except OSError as error:
+        raise StoreError(
+            f"The backup cannot be restored: {error.strerror or error}. Nothing was changed: the store, the payloads "
+            "and the seal key are as they were.",
+            hint="Check free space and permissions, then run the command again.",
+        ) from error
     return {
         "databases": [str(target) for target in targets],
         "takenAtMs": manifest["atMs"],
@@ -215,6 +218,8 @@ def _exclusively(databases: list[Path]) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         for database in databases:
             connection = held.enter_context(contextlib.closing(sqlite3.connect(database, timeout=2)))
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # one file, which is replaced in one step
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.DatabaseError as error:
@@ -225,31 +230,77 @@ def _exclusively(databases: list[Path]) -> Iterator[None]:
         yield
 
 
-def _move_aside(file: Path, stamp: str) -> list[str]:
-    moved = []
-    for suffix in ("", "-wal", "-shm"):
-        old = file.with_name(file.name + suffix)
-        if old.exists():
-            aside = file.with_name(f"{file.name}.{stamp}{suffix}")
-            old.rename(aside)
-            if not suffix:
-                moved.append(str(aside))
+def _replace_all(sources: dict[Path, Path], stamp: str, progress: Progress) -> list[str]:
+    """Put a copy of each source in the place of its target, all or none. What is there is kept aside; returns where.
+
+    All copies are complete before the first target is replaced, and a target is replaced in one step. So a process that
+    is killed leaves every file whole, the old one or the new one.
+    """
+    for parent in {target.parent for target in sources}:
+        for left in parent.glob(f"{_UNFINISHED}*"):  # of a restore that was killed
+            left.unlink(missing_ok=True)
+    with contextlib.ExitStack() as undo:
+        ready: dict[Path, Path] = {}
+
+        def prepare(target: Path) -> None:
+            ready[target] = _copy_beside(sources[target], target)
+            undo.callback(ready[target].unlink, missing_ok=True)
+
+        each(prepare, sources, progress, "copying, files")
+        moved = [aside for target, copy in ready.items() for aside in _replace(target, copy, stamp, undo)]
+        for parent in {target.parent for target in sources}:
+            _sync(parent)
+        undo.pop_all()
     return moved
 
 
-def _place(source: Path, target: Path) -> None:
-    """Whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, name = tempfile.mkstemp(prefix=".restore-", dir=target.parent)
+def _replace(target: Path, copy: Path, stamp: str, undo: contextlib.ExitStack) -> list[str]:
+    """Replace one file by its copy, and tell *undo* how it was; returns where the old one is kept."""
+    aside = target.with_name(f"{target.name}.{stamp}")
+    there = target.exists()
+    if there:
+        os.link(target, aside)
+        undo.callback(_put_back, aside, target)
+    else:
+        undo.callback(target.unlink, missing_ok=True)
+    for suffix in ("-wal", "-shm"):  # of a database that was not closed: they would spoil the new one
+        old = target.with_name(target.name + suffix)
+        if old.exists():
+            undo.callback(_put_back, old.rename(f"{aside}{suffix}"), old)
+    copy.replace(target)
+    return [str(aside)] if there else []
+
+
+def _put_back(aside: Path, target: Path) -> None:
+    aside.replace(target)
+    aside.unlink(missing_ok=True)  # replace() leaves both names if they are one file
+
+
+def _copy_beside(source: Path, target: Path) -> Path:
+    """A complete copy in the folder of *target*, of the time of its source, for the user who owns what is there."""
+    _make_folder(target.parent)
+    descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as out, source.open("rb") as stream:
+            take_owner(out.fileno(), target if target.exists() else target.parent)
             shutil.copyfileobj(stream, out, 1 << 20)
             out.flush()
+            found = os.fstat(stream.fileno())
+            os.utime(out.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
             os.fsync(out.fileno())
-        os.replace(name, target)  # noqa: PTH105 - a name from mkstemp
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    return Path(name)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make it for this user alone; root makes it for the user who owns the folder above."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True, mode=0o700)
+    take_owner(folder, folder.parent)
 
 
 def _copy_tree(source: Path, target: Path, name: str, progress: Progress) -> dict[str, str]:
@@ -260,7 +311,7 @@ def _copy_tree(source: Path, target: Path, name: str, progress: Progress) -> dic
     def copied(file: Path) -> None:
         relative = file.relative_to(source)
         with contextlib.suppress(FileNotFoundError):
-            _place(file, target / relative)
+            _copy_beside(file, target / relative).replace(target / relative)
             files[f"{name}/{relative.as_posix()}"] = _digest(target / relative)
 
     each(copied, paths, progress, f"copying {name}, files")

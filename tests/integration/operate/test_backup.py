@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 import antiphon
 from antiphon._seal import key_ids
+from antiphon.ops import backup, silent
 from antiphon.stores import SQLiteStore
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,9 +33,11 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def command(tmp_path: Path, state: Path) -> Command:
-    def run(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(*words: str, check: bool = True, largest: int = -1) -> subprocess.CompletedProcess[str]:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         done = subprocess.run(
             [sys.executable, "-m", "antiphon.cli", *words],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1])) if largest > 0 else None,
             cwd=tmp_path,
             env={**os.environ},
             capture_output=True,
@@ -128,6 +132,104 @@ def test_a_store_that_is_there_is_kept_aside(tmp_path: Path, state: Path, comman
     assert Path(aside).exists()
     listed = json.loads(command("claims", "list", "--json").stdout)["claims"]
     assert len(listed) == 1, "as it was when the backup was taken"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_restore_that_fails_leaves_everything_as_it_was(tmp_path: Path, state: Path, command: Command) -> None:
+    state.mkdir()
+    made: list[str] = []
+    gateway, call = gateway_on(state, made)
+    call("large")
+    command("backup", "copy", "--seal-key", "vault.key")
+    (blob,) = [file for file in (state / "blobs").rglob("*") if file.stat().st_size > 100_000]
+    blob.unlink()
+    call("later")
+    gateway.close()
+    before = contents(state)
+    failed = command("restore", "copy", "--force", "--seal-key", "vault.key", check=False, largest=40_000)
+    assert failed.returncode != 0
+    assert "Traceback" not in failed.stderr
+    assert "File too large. Nothing was changed: the store, the payloads and the seal key are as they" in failed.stderr
+    assert contents(state) == before
+    gateway, call = gateway_on(state, made)
+    assert call("later").status == "success"
+    gateway.close()
+    assert made == ["large", "later"], "no effect is repeated"
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_files_are_replaced_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Whichever step fails; a store is never missing, not even for a moment in which the process may be killed."""
+    place = tmp_path / "place"
+    place.mkdir()
+    names = ("a.db", "b.db", "new", "key")
+    for name in names:
+        (tmp_path / name).write_bytes(b"new")
+        if name != "new":
+            (place / name).write_bytes(b"old")
+    (place / "a.db-wal").write_bytes(b"old wal")
+    (place / ".restore-of-a-killed-one").write_bytes(b"half")
+    sources = {place / name: tmp_path / name for name in names}
+    before = contents(place)
+    del before[".restore-of-a-killed-one"]
+    steps = 0
+
+    def counted(act: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*words: Any) -> Any:
+            nonlocal steps
+            assert all((place / name).exists() for name in ("a.db", "b.db", "key"))
+            steps += 1
+            if steps == step:
+                raise OSError(28, "No space left on device")
+            return act(*words)
+
+        return counting
+
+    for owner, name in ((Path, "replace"), (Path, "rename"), (os, "link")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    with pytest.raises(OSError, match="No space left"):
+        backup._replace_all(sources, "aside", silent)
+    assert contents(place) == before
+    monkeypatch.undo()
+    moved = backup._replace_all(sources, "aside", silent)
+    assert moved == [str(place / f"{name}.aside") for name in ("a.db", "b.db", "key")]
+    assert {contents(place)[name] for name in names} == {b"new"}
+    assert contents(place)["a.db.aside-wal"] == b"old wal"
+
+
+def test_a_restored_file_has_the_owner_and_the_mode_of_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a service can still read its store after a restore by root."""
+    (tmp_path / "source").write_bytes(b"new")
+    (tmp_path / "store.db").write_bytes(b"old")
+    (tmp_path / "store.db").chmod(0o640)
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "chown", lambda _, user, group: given.append((user, group)))
+    sources = dict.fromkeys((tmp_path / "store.db", tmp_path / "blobs/t=default/payload"), tmp_path / "source")
+    backup._replace_all(sources, "aside", silent)
+    assert (tmp_path / "store.db").stat().st_mode & 0o777 == 0o640
+    assert (tmp_path / "blobs/t=default/payload").stat().st_mode & 0o777 == 0o600
+    assert given == [(tmp_path.stat().st_uid, tmp_path.stat().st_gid)] * 4, "two files, two folders"
+
+
+def test_the_configured_seal_key_may_be_named(tmp_path: Path, state: Path, command: Command) -> None:
+    state.mkdir()
+    gateway, call = gateway_on(state, [])
+    call("first")
+    gateway.close()
+    command("backup", "copy")
+    key = state / "antiphon.db.seal-key"
+    before = key.read_bytes()
+    command("restore", "copy", "--force", "--seal-key", str(key))
+    assert key.read_bytes() == before
+    assert key.stat().st_mode & 0o077 == 0
+    gateway, call = gateway_on(state, [])
+    assert call("first").output.content["api_key"] == SECRET
+    gateway.close()
 
 
 @pytest.mark.parametrize("damage", ["database", "missing", "unfinished"])
