@@ -16,6 +16,7 @@ from antiphon.ops.app import Antiphon
 
 SCHEME = "s3://"
 _SUFFIXES = (".antiphon", ".kurral")
+_LONGEST = 120
 _PARTS = 6
 """Tenant, name, kind, year, month, file."""
 
@@ -55,7 +56,7 @@ def address_of(app: Antiphon, name: str = "") -> str:
 
 def stored_runs(app: Antiphon, below: str = "") -> Iterator[Stored]:
     """The artifacts of this tenant; with *below*, an address or a part of one, those under it."""
-    start = _name(app, below) if below else f"{_tenant(app)}/"
+    start = _name(app, below) if below else f"{part_of(app.tenant)}/"
     for name in objects_of(app.config.artifacts).names(_folder(start)):
         parts = name.split("/")
         if name.startswith(start) and len(parts) == _PARTS and name.endswith(_SUFFIXES):
@@ -103,8 +104,12 @@ def download(app: Antiphon, name: str, folder: Path) -> Path:
     return path
 
 
-def _tenant(app: Antiphon) -> str:
-    return quote(app.tenant, safe=" ") or "_"
+def part_of(text: str) -> str:
+    """Any text as one part of a path."""
+    quoted = quote(text, safe=" ") or "_"
+    if len(quoted) > _LONGEST:
+        quoted = f"{quoted[: _LONGEST - 20]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
 
 
 def _folder(start: str) -> str:
@@ -122,7 +127,7 @@ def _name(app: Antiphon, address: str) -> str:
     if not (f"{address.rstrip('/')}/" if address.rstrip("/") + "/" == root else address).startswith(root):
         raise InvalidInput(f"{address} does not lie in the configured bucket, {root}.", hint="See [artifacts].")
     name = address[len(root) :]
-    own = f"{_tenant(app)}/"
+    own = f"{part_of(app.tenant)}/"
     if name and not (name.startswith(own) or own.startswith(name)):
         raise InvalidInput(f"{address} belongs to another tenant than {app.tenant}.")
     return name if name.startswith(own) else own

@@ -7,13 +7,11 @@ is left.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from antiphon.blobs.local import LocalObjects
 from antiphon.blobs.outbox import Outbox, OutboxBlobs
@@ -22,10 +20,9 @@ from antiphon.contract.events import RunManifest
 from antiphon.ops import Progress, silent
 from antiphon.ops.app import Antiphon
 from antiphon.ops.artifacts import Format, export_run
-from antiphon.ops.bucket import address_of, is_remote
+from antiphon.ops.bucket import address_of, is_remote, part_of
 
 _OUTBOX = "outbox/artifacts"
-_LONGEST = 120
 _outboxes: weakref.WeakKeyDictionary[Antiphon, Outbox] = weakref.WeakKeyDictionary()
 
 
@@ -49,7 +46,7 @@ def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon", *, pro
         return Kept(str(path), export_run(app, manifest, path, form, progress=progress))
     name = object_name(manifest, form)
     outbox = outbox_of(app)
-    staged = ensure_home() / f"export-{os.getpid()}-{_part(manifest.id)}.{form}"
+    staged = ensure_home() / f"export-{os.getpid()}-{part_of(manifest.id)}.{form}"
     try:
         size = export_run(app, manifest, staged, form, progress=progress)
         outbox.put_file(name, staged)
@@ -113,19 +110,11 @@ def local_path(app: Antiphon, manifest: RunManifest, form: Format) -> Path:
     folder = Path(app.config.artifacts.folder)
     if manifest.source_run is not None:
         folder = folder.with_name("replay_runs")
-    return folder / f"{_part(manifest.id)}.{form}"
+    return folder / f"{part_of(manifest.id)}.{form}"
 
 
 def object_name(manifest: RunManifest, form: Format) -> str:
     """``{tenant}/{name}/{artifacts|replay_runs}/{yyyy}/{mm}/{id}.antiphon``; no name can leave its place."""
     month = datetime.fromtimestamp(manifest.started_at_ms / 1000, UTC).strftime("%Y/%m")
     kind = "artifacts" if manifest.source_run is None else "replay_runs"
-    return f"{_part(manifest.tenant)}/{_part(manifest.name)}/{kind}/{month}/{_part(manifest.id)}.{form}"
-
-
-def _part(text: str) -> str:
-    """Any text as one part of a path."""
-    quoted = quote(text, safe=" ") or "_"
-    if len(quoted) > _LONGEST:
-        quoted = f"{quoted[: _LONGEST - 20]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
+    return f"{part_of(manifest.tenant)}/{part_of(manifest.name)}/{kind}/{month}/{part_of(manifest.id)}.{form}"

@@ -22,7 +22,7 @@ from antiphon.config.model import ArtifactsSection
 from antiphon.config.wiring import bucket_of
 from antiphon.contract.events import RunManifest
 from antiphon.errors import ConfigError, StoreUnavailable
-from antiphon.ops import storage
+from antiphon.ops import bucket, storage
 from antiphon.ops.artifacts import import_artifact
 from antiphon.ops.doctor import examine
 from antiphon.ops.runs import find_run, one_event
@@ -101,6 +101,16 @@ def test_no_name_leaves_its_place(name: str) -> None:
     assert len(parts) == 6
     assert not any(part in ("", ".", "..") or part.startswith(".") for part in parts)
     assert all(len(part) <= 130 for part in parts)
+
+
+@pytest.mark.parametrize("tenant", ["ü" * 100, ".acme", "a/b"])
+def test_a_tenant_of_any_name_reads_its_own_artifacts(signed_in: S3Access, tenant: str) -> None:
+    app = application(settings(signed_in), tenant=tenant)
+    run = small_run(app)
+    kept = storage.keep(app, manifest(app, run))
+    assert [found.run for found in bucket.stored_runs(app)] == [run.id]
+    with bucket.fetched(app, kept.place) as path:
+        assert orjson.loads(path.read_bytes())["run_id"] == run.id
 
 
 def test_two_long_names_stay_two() -> None:
