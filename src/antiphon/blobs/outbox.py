@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from antiphon.blobs.local import ContentBlobs, LocalObjects, Objects
 from antiphon.blobs.s3 import PART_BYTES
-from antiphon.errors import NotFound, StoreUnavailable
+from antiphon.errors import AntiphonError, NotFound, StoreUnavailable
 
 _log = logging.getLogger("antiphon.blobs")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -147,7 +147,9 @@ class Outbox:
             now = path.stat()
         except FileNotFoundError:
             return True
-        except StoreUnavailable as error:
+        except (StoreUnavailable, NotFound) as error:
+            if not path.exists():  # another process has sent it
+                return True
             self._went_away(error)
             return False
         self._came_back()
@@ -155,11 +157,12 @@ class Outbox:
             self.local.delete(name)  # else it was replaced meanwhile: the new one is still to be sent
         return True
 
-    def _went_away(self, error: StoreUnavailable) -> None:
+    def _went_away(self, error: Exception) -> None:
+        said = error.message if isinstance(error, AntiphonError) else f"{type(error).__name__}: {error}"
         with self._lock:
             if not self._trouble:
-                _log.warning("%s Payloads are kept in %s until it is back.", error.message, self.local.folder)
-            self._trouble = error.message
+                _log.warning("%s Payloads are kept in %s until it is back.", said, self.local.folder)
+            self._trouble = said
             self._away_until = time.monotonic() + self._pause
             self._pause = min(self._pause * 2, _LONGEST_PAUSE_S)
 
@@ -179,12 +182,15 @@ class Outbox:
 
     def _retry(self) -> None:
         while not self._stop.wait(max(0.0, self._away_until - time.monotonic())):
-            waiting = list(self.local.names())
-            if not waiting and self._is_empty():
-                return
-            for name in waiting:
-                if self._stop.is_set() or not self._send(name):
-                    break
+            try:
+                waiting = list(self.local.names())
+                if not waiting and self._is_empty():
+                    return
+                for name in waiting:
+                    if self._stop.is_set() or not self._send(name):
+                        break
+            except Exception as error:  # whatever it is: what waits must be tried again
+                self._went_away(error)
 
     def _is_empty(self) -> bool:
         """Whether the sender may go; whoever keeps something after this starts a new one."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import math
 import os
+import re
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -24,6 +26,7 @@ T = TypeVar("T")
 PART_BYTES = 8 * 1024 * 1024
 _MOST_PARTS = 9_000
 _TRIES = 3
+_DENIED = re.compile(r"status code: 40[13]\b")
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of how many are there."""
@@ -116,7 +119,10 @@ class Multipart:
         self._url = urlsplit(endpoint)
 
     def upload(self, name: str, path: Path, progress: Progress = no_progress) -> None:
-        """Send *path* as the object *name*, beginning where an earlier try stopped."""
+        """Send *path* as the object *name*, beginning where an earlier try stopped.
+
+        Raises :class:`~antiphon.errors.NotFound` if another process ends that upload meanwhile.
+        """
         total = path.stat().st_size
         size = max(PART_BYTES, math.ceil(total / _MOST_PARTS / PART_BYTES) * PART_BYTES)
         upload = self._unfinished(name)
@@ -180,7 +186,7 @@ class Multipart:
                         hint="The parts that arrived are kept there; the upload resumes on retry.",
                     ) from error
             else:
-                if answer.status == 404:
+                if answer.status == 404 and b"<Code>NoSuchUpload</Code>" in answer.body:
                     raise NotFound(f"No such upload in {self._bucket.url}.")
                 if answer.status < 300:
                     return answer
@@ -250,11 +256,9 @@ class S3Objects:
         self._do(lambda obstore, store: obstore.put(store, name, data, chunk_size=PART_BYTES))
 
     def put_once(self, name: str, data: bytes) -> None:
-        if len(data) > PART_BYTES:  # a condition on a upload in parts is not for every server
-            if self._size(name) != len(data):
-                self.put(name, data)
-            return
-        if not self._do(lambda obstore, store: _create(obstore, store, name, data)) and self._size(name) != len(data):
+        # a condition on an upload in parts is not for every server
+        new = len(data) <= PART_BYTES and self._do(lambda obstore, store: _create(obstore, store, name, data))
+        if not new and not self._holds(name, io.BytesIO(data)):
             self.put(name, data)
 
     def put_file(self, name: str, path: Path, progress: Progress = no_progress) -> None:
@@ -262,7 +266,7 @@ class S3Objects:
         if path.stat().st_size <= PART_BYTES:
             self.put(name, path.read_bytes())
         elif self.bucket.access_key and not _behind_proxy(self.bucket.endpoint):
-            Multipart(self.bucket, self._timeout).upload(self._full(name), path, progress)
+            self._upload(name, path, progress)
         else:  # a role has no key to sign parts with, and a proxy is the library's affair: in parts, from the start
             self._do(lambda obstore, store: obstore.put(store, name, path, chunk_size=PART_BYTES))
 
@@ -281,11 +285,33 @@ class S3Objects:
             for entry in page:
                 yield entry["path"]
 
-    def _size(self, name: str) -> int:
+    def _upload(self, name: str, path: Path, progress: Progress) -> None:
+        """In parts; an upload that another process has finished is done if the object is what was to be sent."""
+        for _ in range(_TRIES):
+            try:
+                return Multipart(self.bucket, self._timeout).upload(self._full(name), path, progress)
+            except NotFound:
+                with path.open("rb") as file:
+                    if self._holds(name, file):
+                        return None
+        raise StoreUnavailable(
+            f"Other processes upload {name} to {self.url} at the same time.", hint="The upload is tried again later."
+        )
+
+    def _holds(self, name: str, content: IO[bytes]) -> bool:
+        """Whether the object is there with this content, as far as its size and its entity tag tell."""
         try:
-            return int(self._do(lambda obstore, store: obstore.head(store, name)["size"]))
+            found = self._do(lambda obstore, store: obstore.head(store, name))
         except NotFound:
-            return -1
+            return False
+        parts = [hashlib.md5(part, usedforsecurity=False) for part in iter(lambda: content.read(PART_BYTES), b"")]
+        tag, count = str(found["e_tag"]).strip('"'), f"-{len(parts)}"
+        if found["size"] != content.tell():
+            return False
+        if tag.endswith(count):
+            whole = hashlib.md5(b"".join(part.digest() for part in parts), usedforsecurity=False)
+            return tag == f"{whole.hexdigest()}{count}"
+        return len(parts) != 1 or "-" in tag or tag == parts[0].hexdigest()
 
     def _full(self, name: str) -> str:
         return f"{self.bucket.prefix}/{name}" if self.bucket.prefix else name
@@ -300,12 +326,13 @@ class S3Objects:
             return step(obstore, self._store())
         except FileNotFoundError:
             raise NotFound(f"No such object in {self.url}.") from None
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            raise StoreUnavailable(
-                f"The bucket {self.url} refuses these credentials.",
-                hint="Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or R2_…), and what they may do.",
-            ) from error
         except exceptions.BaseError as error:
+            denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+            if isinstance(error, denied) or _DENIED.search(_first_line(error)):  # a list has no error of its own for it
+                raise StoreUnavailable(
+                    f"The bucket {self.url} refuses these credentials.",
+                    hint="Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or R2_…), and what they may do.",
+                ) from error
             raise StoreUnavailable(
                 f"The bucket {self.url} cannot be reached or refused the request: {_first_line(error)}",
                 hint="Check the endpoint, the region and the network; stored objects are unaffected.",
@@ -382,8 +409,8 @@ def _behind_proxy(endpoint: str) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, without the request and its headers that the library adds."""
-    return str(error).strip().split("\n", 1)[0][:300]
+    """What went wrong, without the document of the server and the request that the library adds."""
+    return str(error).strip().split("\n", 1)[0].partition(": <?xml")[0][:300]
 
 
 def _tree(body: bytes) -> ET.Element:

@@ -141,6 +141,34 @@ def test_what_is_replaced_while_being_sent_is_sent_again(outbox: Outbox, remote:
     assert remote.get("a") == b"new"
 
 
+def test_the_sender_outlives_every_error(outbox: Outbox, remote: Away, caplog: pytest.LogCaptureFixture) -> None:
+    errors = [RuntimeError("a fault of the library"), NotFound("No such upload.")]
+    send = remote.put_file
+
+    def failing(name: str, path: Path) -> None:
+        if errors:
+            raise errors.pop(0)
+        send(name, path)
+
+    remote.put_file = failing  # type: ignore[method-assign]
+    remote.away = True
+    outbox.put("a", b"x")
+    remote.away = False
+    until(lambda: outbox.status().pending == 0)
+    assert not errors
+    assert remote.get("a") == b"x"
+
+
+def test_what_another_process_has_sent_meanwhile_is_no_trouble(outbox: Outbox, remote: Away) -> None:
+    def sent_by_another(name: str, path: Path) -> None:
+        path.unlink()
+        raise NotFound("No such upload.")
+
+    remote.put_file = sent_by_another  # type: ignore[method-assign]
+    outbox.local.put("a", b"x")
+    assert outbox.flush() == (0, 0, "")
+
+
 def test_many_threads_and_a_flickering_bucket(outbox: Outbox, remote: Away) -> None:
     stop = threading.Event()
 

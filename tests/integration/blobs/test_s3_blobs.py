@@ -70,15 +70,35 @@ def test_many_writers_of_one_payload(s3_access: S3Access) -> None:
     assert sorted(refs(blobs, "default")) == sorted(found)
 
 
-def test_a_damaged_object_is_refused_and_healed(s3_access: S3Access) -> None:
+@pytest.mark.parametrize(
+    ("good", "evil"),
+    [
+        (b"good content", b"evil"),
+        (b"good content", b"evil content"),
+        (some_bytes(PART_BYTES + 9), some_bytes(PART_BYTES + 9)[:-1] + b"x"),
+    ],
+    ids=["shorter", "of the same size", "in parts"],
+)
+def test_a_damaged_object_is_refused_and_healed(s3_access: S3Access, good: bytes, evil: bytes) -> None:
     blobs = blobs_of(s3_access)
-    ref = blobs.put("default", b"good content")
+    ref = blobs.put("default", good)
     digest = ref.removeprefix("sha256:")
-    objects_of(s3_access).put(f"t=default/{digest[:2]}/{digest}", b"evil")
+    objects_of(s3_access).put(f"t=default/{digest[:2]}/{digest}", evil)
     with pytest.raises(ArtifactError, match="damaged"):
         blobs.get("default", ref)
-    blobs.put("default", b"good content")
-    assert blobs.get("default", ref) == b"good content"
+    blobs.put("default", good)
+    assert blobs.get("default", ref) == good
+
+
+@pytest.mark.parametrize("data", [b"", b"x", some_bytes(PART_BYTES + 9)], ids=["empty", "small", "in parts"])
+def test_an_object_that_is_there_is_not_sent_again(
+    s3_access: S3Access, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    objects = objects_of(s3_access)
+    objects.put_once("a", data)
+    monkeypatch.setattr(S3Objects, "put", lambda *_: pytest.fail("it is there"))
+    objects.put_once("a", data)
+    assert objects.get("a") == data
 
 
 def test_large_payloads_go_up_in_parts(s3_access: S3Access, tmp_path: Path) -> None:
@@ -136,11 +156,48 @@ def test_an_upload_of_other_content_is_not_continued_with_its_parts(
     assert objects.get("large") == path.read_bytes()
 
 
+@pytest.mark.parametrize("other", ["finishes", "gives up"])
+def test_an_upload_that_another_process_ends_is_sent_once(
+    s3_access: S3Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Two processes that send one object share the upload; the one that is late finds the object there, or retries."""
+    path = tmp_path / "large"
+    path.write_bytes(some_bytes(2 * PART_BYTES + 1))
+    objects = objects_of(s3_access)
+    send = Multipart._send
+    started: list[str] = []
+
+    def ended(self: Multipart, method: str, name: str, query: dict[str, str], body: bytes):  # type: ignore[no-untyped-def]
+        started.extend(["start"] if query == {"uploads": ""} else [])
+        if query.get("partNumber") == "2" and started == ["start"]:
+            started.append("ended")
+            if other == "finishes":
+                objects_of(s3_access).put_file(name, path)
+            else:
+                send(self, "DELETE", name, {"uploadId": query["uploadId"]}, b"")
+        return send(self, method, name, query, body)
+
+    monkeypatch.setattr(Multipart, "_send", ended)
+    objects.put_file("large", path)
+    assert objects.get("large") == path.read_bytes()
+    assert started == (["start", "ended"] if other == "finishes" else ["start", "ended", "start"])
+
+
+def test_a_large_file_for_a_bucket_that_is_not_there(s3_access: S3Access, tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(PART_BYTES + 1))
+    with pytest.raises(StoreUnavailable, match="NoSuchBucket"):
+        objects_of(s3_access._replace(bucket="no-such-bucket-here")).put_file("large", path)
+
+
 def test_wrong_credentials_are_named_and_not_shown(s3_access: S3Access, tmp_path: Path) -> None:
     wrong = s3_access._replace(secret="wrong-secret-value")
     with pytest.raises(StoreUnavailable, match="credentials") as refused:
         blobs_of(wrong).put("default", b"x")
     assert "wrong-secret-value" not in repr(refused.value) + str(refused.value.__cause__)
+    with pytest.raises(StoreUnavailable) as listed:
+        list(objects_of(wrong).names())
+    assert listed.value.message == refused.value.message
     path = tmp_path / "large"
     path.write_bytes(some_bytes(PART_BYTES + 1))
     with pytest.raises(StoreUnavailable, match="403"):
