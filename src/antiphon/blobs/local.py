@@ -10,7 +10,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Protocol
@@ -20,6 +20,7 @@ from antiphon.errors import ArtifactError, InvalidInput, NotFound, StoreUnavaila
 
 _REF = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_NAME = 120
+_STORES = "stores"
 
 
 class Objects(Protocol):
@@ -44,15 +45,25 @@ class Objects(Protocol):
     def delete(self, name: str) -> None:
         """Forget the object, if it is there."""
 
+    def written_ms(self, name: str) -> int:
+        """When the object was written. Raises :class:`~antiphon.errors.NotFound`."""
+
     def names(self, prefix: str = "") -> Iterator[str]:
         """Names that begin with the folder *prefix* (empty, or ending in ``/``)."""
 
 
 class ContentBlobs:
-    """Blobs over named objects."""
+    """Blobs over named objects.
 
-    def __init__(self, objects: Objects) -> None:
+    Several stores may keep their blobs in one place, and equal blobs are kept once. So each *store* that writes leaves
+    a note there: only where there is one store can be told what nobody refers to any more.
+    """
+
+    def __init__(self, objects: Objects, store: str = "") -> None:
         self.objects = objects
+        self._store = store
+        self._note = f"{_STORES}/{sha256(store.encode()).hexdigest()[:16]}"
+        self._noted = not store
 
     @property
     def url(self) -> str:
@@ -61,6 +72,9 @@ class ContentBlobs:
 
     def put(self, tenant: str, data: bytes) -> str:
         digest = sha256(data).hexdigest()
+        if not self._noted:
+            self.objects.put_once(self._note, self._store.encode())
+            self._noted = True
         self.objects.put_once(_name(tenant, digest), data)
         return f"sha256:{digest}"
 
@@ -85,6 +99,22 @@ class ContentBlobs:
             ref = f"sha256:{name.rpartition('/')[2]}"
             if _REF.fullmatch(ref):
                 yield ref
+
+    def other_stores(self) -> list[str]:
+        """The other stores that have written blobs here."""
+        notes = [name for name in self.objects.names(f"{_STORES}/") if name != self._note]
+        return [self.objects.get(name).decode("utf-8", "replace") for name in notes]
+
+    def since_note(self, tenant: str, refs: Iterable[str]) -> list[str]:
+        """Those of *refs* that were written since this store left its note; what is older may be of any store."""
+        found = []
+        with contextlib.suppress(NotFound):  # no note
+            since = self.objects.written_ms(self._note)
+            for ref in refs:
+                with contextlib.suppress(NotFound):  # deleted meanwhile
+                    if self.objects.written_ms(_name(tenant, _digest(ref))) >= since:
+                        found.append(ref)
+        return found
 
 
 def tenant_folder(tenant: str) -> str:
@@ -143,6 +173,12 @@ class LocalObjects:
             raise NotFound(f"No object {name!r} in {self.folder}.") from None
         except OSError as error:
             raise self._trouble(error) from error
+
+    def written_ms(self, name: str) -> int:
+        try:
+            return self.path(name).stat().st_mtime_ns // 1_000_000
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"No object {name!r} in {self.folder}.") from None
 
     def put_once(self, name: str, data: bytes) -> None:
         try:
@@ -215,8 +251,8 @@ class LocalBlobs(ContentBlobs):
     'file:///var/lib/antiphon/blobs'
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        super().__init__(LocalObjects(folder))
+    def __init__(self, folder: str | os.PathLike[str], store: str = "") -> None:
+        super().__init__(LocalObjects(folder), store)
 
 
 def _missing(folder: Path) -> list[Path]:

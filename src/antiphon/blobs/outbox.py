@@ -36,6 +36,7 @@ class Outbox:
     """Objects of a remote place, with a local folder for what cannot be sent now.
 
     With *later* a writer never waits for the network: everything is kept locally first and sent in the background.
+    With *once* a name says what its object holds: what is there already is not sent again.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class Outbox:
         remote: Objects,
         *,
         later: bool = False,
+        once: bool = False,
         first_pause: float = _FIRST_PAUSE_S,
     ) -> None:
         self.local: LocalObjects = LocalObjects(folder)
+        self._once = once
         self._later = later
         self.remote = remote
         self._first_pause = first_pause
@@ -78,6 +81,12 @@ class Outbox:
             return self.local.get(name)
         except NotFound:
             return self.remote.get(name)
+
+    def written_ms(self, name: str) -> int:
+        try:
+            return self.local.written_ms(name)
+        except NotFound:
+            return self.remote.written_ms(name)
 
     def delete(self, name: str) -> None:
         self.local.delete(name)
@@ -143,7 +152,10 @@ class Outbox:
         path = self.local.path(name)
         try:
             before = path.stat()
-            self.remote.put_file(name, path)
+            if self._once and before.st_size <= PART_BYTES:
+                self.remote.put_once(name, path.read_bytes())
+            else:
+                self.remote.put_file(name, path)
             now = path.stat()
         except FileNotFoundError:
             return True
@@ -217,6 +229,7 @@ class OutboxBlobs(ContentBlobs):
         *,
         later: bool = False,
         first_pause: float = _FIRST_PAUSE_S,
+        store: str = "",
     ) -> None:
-        self.outbox: Outbox = Outbox(folder, remote.objects, later=later, first_pause=first_pause)
-        super().__init__(self.outbox)
+        self.outbox: Outbox = Outbox(folder, remote.objects, later=later, once=True, first_pause=first_pause)
+        super().__init__(self.outbox, store)

@@ -273,6 +273,9 @@ class S3Objects:
     def get(self, name: str) -> bytes:
         return bytes(self._do(lambda obstore, store: obstore.get(store, name).bytes()))
 
+    def written_ms(self, name: str) -> int:
+        return int(self._do(lambda obstore, store: obstore.head(store, name)["last_modified"]).timestamp() * 1000)
+
     def delete(self, name: str) -> None:
         try:
             self._do(lambda obstore, store: obstore.delete(store, name))

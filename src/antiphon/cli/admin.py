@@ -406,6 +406,8 @@ def models(arguments: argparse.Namespace) -> int:
 def gc(arguments: argparse.Namespace) -> int:
     """Delete old runs by age, count or size, and expired claims. Runs inside the retention window are kept.
 
+    Large payloads that nothing refers to any more are deleted if no other store keeps payloads in the same place.
+
     example:
       antiphon gc --older-than 30 --dry-run
     """
@@ -421,6 +423,7 @@ def gc(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
             progress=ui.progress,
         )
+        place = app.blobs.url if app.blobs is not None else ""
     verb = "would delete" if arguments.dry_run else "deleted"
     lines = [ui.dim(f"{row['id']}  {ui.safe(row['name'])}  {ui.when(row['startedAtMs'])}") for row in result["runs"]]
     runs, blobs = plural(len(result["runs"]), "run"), plural(result["blobs"], "blob")
@@ -428,6 +431,11 @@ def gc(arguments: argparse.Namespace) -> int:
     if result["protected"]:
         window = f"the retention window of {result['retentionDays']:g} days"
         lines.append(f"kept: {plural(result['protected'], 'run')} inside {window}")
+    if result["blobsSharedWith"]:
+        stores = ui.safe(", ".join(result["blobsSharedWith"]))
+        lines.append(f"kept: all blobs in {place}, because other stores keep theirs there: {stores}")
+        lines.append("  give each store a state folder of its own: ANTIPHON_HOME")
+        lines.append(f"  if one of them is gone, delete the file that names it in {place}/stores")
     ui.output(arguments, result, lines)
     return 0
 

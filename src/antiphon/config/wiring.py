@@ -6,6 +6,7 @@ import errno
 import functools
 import logging
 import os
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,17 +239,29 @@ def payloads_in_bucket(config: Config) -> bool:
     return not log.startswith(("sqlite", "memory"))
 
 
-def blobs_of(config: Config) -> Blobs:
+def blobs_of(config: Config, store: Store) -> Blobs:
     """Where large payloads go: a local folder, or the bucket, with everything kept locally until it has arrived."""
     if payloads_in_bucket(config):
         from antiphon.blobs.local import ContentBlobs
         from antiphon.blobs.outbox import OutboxBlobs
 
         remote = ContentBlobs(objects_of(config.artifacts, "payloads"))
-        return OutboxBlobs(ensure_home() / "outbox" / "payloads", remote, later=True)
+        named = _named(store, lambda path: f"{socket.gethostname()}:{path}")
+        return OutboxBlobs(ensure_home() / "outbox" / "payloads", remote, later=True, store=named)
     from antiphon.blobs.local import LocalBlobs
 
-    return LocalBlobs(ensure_home() / "blobs")
+    folder = ensure_home()
+    return LocalBlobs(folder / "blobs", _named(store, lambda path: os.path.relpath(path, folder.resolve())))
+
+
+def _named(store: Any, place: Callable[[Path], str]) -> str:
+    """A name that no other store has; *place* tells where a file is."""
+    parts = [store.claims, store.log] if hasattr(store, "claims") else [store]
+    paths = [getattr(part, "path", None) for part in parts]
+    return " + ".join(
+        part.url if path is None else f"sqlite:{place(Path(path).resolve())}"
+        for part, path in zip(parts, paths, strict=True)
+    )
 
 
 def seal_key_file(config: Config, store: Store) -> Path | None:
@@ -402,7 +415,7 @@ def wire(
 
     @functools.cache
     def blobs() -> Blobs | None:
-        return None if in_process else blobs_of(loaded.config)
+        return None if in_process else blobs_of(loaded.config, found)
 
     redactor = LateRedactor(lambda: rules_of(loaded.config))
     return Dependencies(

@@ -98,7 +98,7 @@ class Antiphon:
     @functools.cached_property
     def blobs(self) -> Blobs | None:
         """Large payloads; none for a store that never leaves the process."""
-        return None if self.store.in_process else blobs_of(self.config)
+        return None if self.store.in_process else blobs_of(self.config, self.store)
 
     @functools.cached_property
     def _redactor(self) -> Redactor:

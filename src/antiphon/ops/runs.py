@@ -21,6 +21,7 @@ from antiphon._recording.recorder import whole
 from antiphon._recording.run import AFTER_END_TAG, EXIT_TAG, OPEN_TAG
 from antiphon._recording.seals import Originals
 from antiphon._replay.recording import Recording, full_name
+from antiphon.blobs.local import ContentBlobs
 from antiphon.contract.events import MASKS, OF_THE_STORE, SEALED, Event, RunManifest, spilled
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops import Progress, each, silent
@@ -583,24 +584,24 @@ def collect(
     deleted = [manifest for manifest in doomed.values() if real_status(manifest) != "running"]
     if not dry_run:
         each(lambda manifest: app.journal.delete_run(manifest.id), deleted, progress, "deleting, runs")
+    blobs = app.blobs if not dry_run and isinstance(app.blobs, ContentBlobs) else None
+    others = [] if blobs is None else blobs.other_stores()
     return {
         "dryRun": dry_run,
         "runs": [summary(manifest) for manifest in deleted],
         "protected": protected,
         "retentionDays": window_days,
-        "blobs": 0 if dry_run else _unused_blobs(app, progress),
+        "blobs": 0 if blobs is None or others else _unused_blobs(app, blobs, progress),
+        "blobsSharedWith": others,
         "claims": 0 if dry_run else app.journal.sweep(),
     }
 
 
-def _unused_blobs(app: Antiphon, progress: Progress) -> int:
-    """Delete payloads that neither a run nor a claim refers to any more.
+def _unused_blobs(app: Antiphon, blobs: ContentBlobs, progress: Progress) -> int:
+    """Delete payloads of this store that neither a run nor a claim refers to any more.
 
     A payload is kept before the event that names it is written: while anything runs, nothing is deleted.
     """
-    blobs = app.blobs
-    if blobs is None:
-        return 0
     found = list(blobs.refs(app.tenant))
     if not found or _busy(app):
         return 0
@@ -611,8 +612,8 @@ def _unused_blobs(app: Antiphon, progress: Progress) -> int:
     for record in app.journal.list(tenant=app.tenant, limit=1_000_000):
         if isinstance(record.payload_ref, str):
             used.add(record.payload_ref.removeprefix("sealed+"))
-    dead = [ref for ref in found if ref not in used]
-    if not dead or _busy(app):
+    dead = blobs.since_note(app.tenant, (ref for ref in found if ref not in used))
+    if not dead or _busy(app) or blobs.other_stores():
         return 0
     each(lambda ref: blobs.delete(app.tenant, ref), dead, progress, "deleting, payloads")
     return len(dead)

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import orjson
 import pytest
 
-from antiphon import Antiphon
+from antiphon import Antiphon, Gateway
 from antiphon._scope import Site
+from antiphon.cli import main
 from antiphon.ops.runs import collect, find_run, one_event
-from tests.integration.recording.kit import application, stored
+from tests.integration.recording.kit import QUIET, application, stored
 
 TEXT = "lorem ipsum dolor sit amet " * 370
 """Ten kilobytes."""
@@ -123,7 +124,7 @@ def test_the_timeline_of_a_large_run_does_not_hold_its_payloads(large: Large) ->
 
 
 def blobs(home: Path) -> list[Path]:
-    return [path for path in (home / "blobs").rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return [path for path in (home / "blobs").glob("t=*/*/*") if path.is_file()]
 
 
 def test_large_payloads_are_spilled_and_equal_ones_stored_once(home: Path) -> None:
@@ -166,3 +167,64 @@ def test_blobs_that_nobody_refers_to_any_more_are_collected(home: Path) -> None:
     assert [run["name"] for run in result["runs"]] == ["old"]
     assert (result["blobs"], len(blobs(home))) == (1, 2)
     assert one_event(app, old.id, 3).payload["arguments"]["text"].startswith("of both")
+
+
+def shop(made: list[str]) -> Gateway:
+    """Keeps its claims in a store of its own, and large results in the state folder of the project."""
+    gateway = Gateway(store="sqlite:///shop.db", config=QUIET)
+
+    @gateway.tool(idempotent=False)
+    def report(q: str) -> str:
+        made.append(q)
+        return f"{q} " * 300_000
+
+    return gateway
+
+
+def test_gc_deletes_no_payload_of_another_store(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made: list[str] = []
+    gateway = shop(made)
+    before = gateway.session("s").turn().call("report", {"q": "a"}, call_id="a").content
+    gateway.close()
+    app = application()
+
+    @app.gateway.tool(idempotent=False)
+    def work(text: str) -> int:
+        return len(text)
+
+    with app.run("equal"):
+        work("of this store alone " * 10_000)
+        work("a " * 300_000)
+    there = blobs(home)
+    result = collect(app, keep=0, force=True)
+    assert (len(result["runs"]), result["blobs"], result["blobsSharedWith"]) == (1, 0, ["sqlite:../shop.db"])
+    assert blobs(home) == there
+    assert main(["gc", "--store", "other.db"]) == 4, "a store that is not there"
+    Path("other.db").touch()
+    assert main(["gc", "--store", "other.db"]) == 0
+    told = capsys.readouterr().out
+    assert "other stores keep theirs there: sqlite:" in told
+    assert "antiphon.db" in told
+    assert "../shop.db" in told
+    assert "delete the file that names it" in told
+    assert blobs(home) == there
+    gateway = shop(made)
+    assert gateway.session("s").turn().call("report", {"q": "a"}, call_id="a").content == before
+    gateway.close()
+    assert made == ["a"]
+    shop_note = next(file for file in (home / "blobs/stores").iterdir() if "shop" in file.read_text())
+    shop_note.unlink()
+    assert collect(app, keep=0, force=True)["blobs"] == 2, "now that the other store is gone, as the operator says"
+
+
+def test_gc_keeps_payloads_from_before_stores_left_notes(home: Path) -> None:
+    """They may be of any store that an earlier release used."""
+    app = application()
+    assert app.blobs is not None
+    app.blobs.put("default", b"old")
+    (old,) = blobs(home)
+    note = next((home / "blobs/stores").iterdir())
+    os.utime(old, ns=(0, note.stat().st_mtime_ns - 10**9))
+    application().blobs.put("default", b"new")  # type: ignore[union-attr]
+    assert collect(app)["blobs"] == 1
+    assert blobs(home) == [old]

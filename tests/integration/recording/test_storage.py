@@ -25,7 +25,7 @@ from antiphon.errors import ConfigError, StoreUnavailable
 from antiphon.ops import bucket, storage
 from antiphon.ops.artifacts import import_artifact
 from antiphon.ops.doctor import examine
-from antiphon.ops.runs import find_run, one_event
+from antiphon.ops.runs import collect, find_run, one_event
 from tests.conftest import S3Access
 from tests.faultproxy import FaultProxy
 from tests.integration.recording.kit import QUIET, application, small_run, stored
@@ -318,6 +318,42 @@ def test_large_payloads_in_the_bucket(cut: tuple[FaultProxy, S3Access], home: Pa
     assert blobs.outbox.status().pending == 0
     assert one_event(app, second.id, 1).payload["text"] == "other " + text
     blobs.outbox.close()
+
+
+def test_gc_in_a_bucket_that_stores_share(signed_in: S3Access, home: Path) -> None:
+    """Each store leaves one note, once; with more than one, payloads are kept."""
+
+    def record(app: Antiphon, text: str) -> None:
+        with app.run("large") as run:
+            run.prompt("before", text * 20_000)
+        blobs: Any = app.blobs
+        assert blobs.outbox.flush().pending == 0
+        blobs.outbox.close()
+
+    def payloads() -> list[str]:
+        return [name for name in remote(signed_in).names("payloads/") if "/t=" in name]
+
+    config = settings(signed_in, payloads="bucket")
+    app = application(config)
+    record(app, "first ")
+    (note,) = remote(signed_in).names("payloads/stores/")
+    since = remote(signed_in).written_ms(note)
+    while time.time() * 1000 < since + 1_500:  # the server counts seconds
+        time.sleep(0.05)
+    record(application(config), "second ")
+    assert remote(signed_in).written_ms(note) == since, "a later process leaves the note as it is"
+    other = application(config, store=f"sqlite:///{home / 'other.db'}")
+    record(other, "first ")
+    assert len(payloads()) == 2
+    result = collect(app, keep=0, force=True)
+    assert (result["blobs"], len(result["blobsSharedWith"])) == (0, 1)
+    assert result["blobsSharedWith"][0].endswith("other.db")
+    assert len(payloads()) == 2
+    for name in remote(signed_in).names("payloads/stores/"):
+        if name != note:
+            remote(signed_in).delete(name)
+    assert collect(app)["blobs"] == 2
+    assert payloads() == []
 
 
 def test_large_payloads_follow_a_shared_log(home: Path) -> None:
