@@ -502,6 +502,10 @@ def restore(arguments: argparse.Namespace) -> int:
     lines += [f"what was there: {place}" for place in result["movedAside"]]
     if result["sealKeysMissing"]:
         lines.append(ui.yellow(f"results sealed with key {', '.join(result['sealKeysMissing'])} cannot be read"))
+    if result["artifactsNotRestored"]:
+        number = plural(len(result["artifactsNotRestored"]), "artifact")
+        lines.append(f"not restored: {number} that waited for the bucket, which may have later ones; they stay in")
+        lines.append(f"  {arguments.folder}/outbox/artifacts; upload such a run again: antiphon export RUN --upload")
     runs, claims = plural(result["runsUnfinished"], "unfinished run"), plural(result["claimsInFlight"], "claim")
     unfinished = f"{runs} and {claims} in flight"
     lines.append(f"{unfinished}: the store does not know what they did after the backup. Look before you start a host:")

@@ -24,6 +24,7 @@ from antiphon.config.wiring import home, seal_key_file
 from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, each, silent
 from antiphon.ops.app import Antiphon
+from antiphon.ops.storage import OUTBOX
 
 FORM = 1
 MANIFEST = "backup.json"
@@ -184,8 +185,11 @@ def restore(
     with _exclusively(there):
         pass  # nobody writes at this moment; the operator has stopped the rest
     sources = {target.resolve(): folder / name for target, name in zip(targets, copies, strict=True)}
+    waited: list[str] = []
     for name in manifest["files"]:
-        if Path(name).parts[0] in FOLDERS and not (home() / name).exists():  # equal names are equal contents
+        if name.startswith(f"{OUTBOX}/"):
+            waited.append(name)  # the bucket may have a later one
+        elif Path(name).parts[0] in FOLDERS and not (home() / name).exists():  # equal names are equal contents
             sources[home() / name] = folder / name
     if seal_key is not None and key_file is not None:
         sources[key_file.resolve()] = seal_key
@@ -203,6 +207,7 @@ def restore(
         "files": len(manifest["files"]),
         "movedAside": moved,
         "sealKeysMissing": missing,
+        "artifactsNotRestored": waited,
     }
 
 

@@ -22,7 +22,8 @@ from antiphon.ops.app import Antiphon
 from antiphon.ops.artifacts import Format, export_run
 from antiphon.ops.bucket import address_of, is_remote, part_of
 
-_OUTBOX = "outbox/artifacts"
+OUTBOX = "outbox/artifacts"
+"""In the state folder: artifacts that have not arrived in the bucket yet."""
 _outboxes: weakref.WeakKeyDictionary[Antiphon, Outbox] = weakref.WeakKeyDictionary()
 
 
@@ -101,7 +102,7 @@ def outbox_of(app: Antiphon) -> Outbox:
     """The bucket for artifacts and what waits for it; in a process that lives on, what waits is tried again."""
     found = _outboxes.get(app)
     if found is None:
-        found = _outboxes[app] = Outbox(ensure_home() / _OUTBOX, objects_of(app.config.artifacts))
+        found = _outboxes[app] = Outbox(ensure_home() / OUTBOX, objects_of(app.config.artifacts))
     return found
 
 

@@ -216,6 +216,26 @@ def test_a_restored_file_has_the_owner_and_the_mode_of_what_was_there(
     assert given == [(tmp_path.stat().st_uid, tmp_path.stat().st_gid)] * 4, "two files, two folders"
 
 
+def test_artifacts_that_waited_for_the_bucket_are_not_put_back(tmp_path: Path, state: Path, command: Command) -> None:
+    """The same run may have been uploaded again since the backup; payloads never change, so they are put back."""
+    names = ("artifacts/default/agent/artifacts/2026/11/run.antiphon", "payloads/t=default/ab/payload")
+    files = [state / "outbox" / name for name in names]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"as of the backup")
+    gateway, call = gateway_on(state, [])
+    call("first")
+    gateway.close()
+    command("backup", "copy")
+    for file in files:
+        file.unlink()
+    told = command("restore", "copy", "--force").stdout
+    assert "not restored: 1 artifact that waited for the bucket" in told
+    assert "antiphon export RUN --upload" in told
+    assert [file.exists() for file in files] == [False, True]
+    assert (tmp_path / "copy/outbox" / names[0]).exists()
+
+
 def test_the_configured_seal_key_may_be_named(tmp_path: Path, state: Path, command: Command) -> None:
     state.mkdir()
     gateway, call = gateway_on(state, [])
