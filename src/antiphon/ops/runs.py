@@ -609,7 +609,8 @@ def _unused_blobs(app: Antiphon, blobs: ContentBlobs, progress: Progress) -> int
     runs = list(all_runs(app))
     for refs in progress((_refs(app, manifest.id) for manifest in runs), len(runs), "looking for payloads, runs"):
         used |= refs
-    for record in app.journal.list(tenant=app.tenant, limit=1_000_000):
+    claims = app.journal.list(tenant=app.tenant, limit=1_000_000)
+    for record in (*claims, *app.journal.earlier(tenant=app.tenant)):
         if isinstance(record.payload_ref, str):
             used.add(record.payload_ref.removeprefix("sealed+"))
     dead = blobs.since_note(app.tenant, (ref for ref in found if ref not in used))

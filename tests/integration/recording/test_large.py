@@ -169,6 +169,22 @@ def test_blobs_that_nobody_refers_to_any_more_are_collected(home: Path) -> None:
     assert one_event(app, old.id, 3).payload["arguments"]["text"].startswith("of both")
 
 
+def test_gc_keeps_results_of_calls_that_equal_ones_have_followed(home: Path) -> None:
+    app, made = application(), list[int]()
+
+    @app.gateway.tool(idempotent=False)
+    def report(q: str) -> str:
+        made.append(len(made))
+        return f"{q} {len(made)} " * 100_000
+
+    turn = app.gateway.session("s").turn()
+    first, second = (turn.call("report", {"q": "a"}, call_id=name).content for name in ("c-1", "c-2"))
+    assert collect(app)["blobs"] == 0
+    again = [turn.call("report", {"q": "a"}, call_id=name).content for name in ("c-1", "c-2")]
+    assert again == [first, second]
+    assert made == [0, 1]
+
+
 def shop(made: list[str]) -> Gateway:
     """Keeps its claims in a store of its own, and large results in the state folder of the project."""
     gateway = Gateway(store="sqlite:///shop.db", config=QUIET)
