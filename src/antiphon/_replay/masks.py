@@ -3,18 +3,22 @@
 With the run's key the recording gives originals, and everything but credentials is compared by plain equality. Without
 it the code gets pseudonyms: a live value that differs where a mask lies is a divergence if it is another pseudonym of
 the run, or if the recorded one had come in earlier; else the two cannot be compared, and the report says so.
+
+A credential may differ, because another machine has another one: if the recording did not give it to the code, and
+where one was used twice, the replay uses one twice. What merely looks like a key may be a recipient.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from antiphon.contract.events import Event
 from antiphon.redact import Mask
+from antiphon.redact._names import classify
 from antiphon.redact._pointers import leaf_at, names_of, text_at
-from antiphon.redact._standins import is_credential
+from antiphon.redact._standins import BY_LOOKS, GUESS, is_credential
 
 KEY_HINT = "a masked value was not compared: set ANTIPHON_REPLAY_KEY to the output of antiphon replay-key"
 
@@ -26,6 +30,8 @@ class NotCompared(NamedTuple):
     path: str
     kind: str
     what: str
+    may_differ: bool = False
+    """A credential of the machine, which is compared by its pattern only."""
 
     def to_wire(self) -> dict[str, Any]:
         return {"seq": self.seq, "path": self.path, "kind": self.kind, "what": self.what}
@@ -50,6 +56,12 @@ class MaskRules:
         """All pseudonyms of the run -> kind."""
         self.arrived: dict[str, int] = {}
         """Those that the code was given -> the first event that gave them."""
+        self.sent: dict[str, int] = {}
+        """Those that the code had in a call or an output -> the first event that has them."""
+        self.pseudonym_of: Callable[[str], str] = str
+        """What stands for a value of the recording; the value itself if it is a pseudonym."""
+        self.users: frozenset[str] = frozenset()
+        """Kinds that rules of users have named."""
         self._live: dict[str, str] = {}
         self._recorded: dict[str, str] = {}
 
@@ -65,23 +77,28 @@ class MaskRules:
         text = value if isinstance(value, str) else str(value)
         return next((found for found in self.pseudonyms if len(found) >= 4 and found in text), None)
 
+    def saw(self, text: str, kind: str, seq: int, *, comes_in: bool) -> None:
+        """Note the pseudonym *text* in event *seq*."""
+        self.pseudonyms[text] = kind
+        (self.arrived if comes_in else self.sent).setdefault(text, seq)
+
     def agree(
-        self, recorded: Any, live: Any, masks: Sequence[Mask], seq: int, what: str
+        self, recorded: Any, live: Any, masks: Sequence[Mask], event: Event, what: str
     ) -> tuple[Any, list[NotCompared]]:
-        """*live* with the recorded text wherever a mask lets both count as equal, and what could not be compared."""
+        """*live* with the text of *event* wherever a mask lets both count as equal, and what could not be compared."""
         found: list[NotCompared] = []
         for pointer in dict.fromkeys(mask.pointer for mask in masks if not mask.key):
             old, new = leaf_at(recorded, pointer), leaf_at(live, pointer)
             if old == new or type(old) is not type(new) or not isinstance(old, (str, int)):
                 continue
             own = sorted((mask for mask in masks if mask.pointer == pointer and not mask.key), key=lambda m: m.start)
-            left = self._text(str(old), str(new), own, seq, what)
+            left = self._text(str(old), str(new), own, event, what)
             if left is not None:
                 live = with_leaf(live, names_of(pointer), old)
                 found += left
         return live, found
 
-    def _text(self, old: str, new: str, masks: list[Mask], seq: int, what: str) -> list[NotCompared] | None:
+    def _text(self, old: str, new: str, masks: list[Mask], event: Event, what: str) -> list[NotCompared] | None:
         """What could not be compared, if the two count as equal; ``None`` if they differ."""
         pattern, parts, position = "", list[str](), 0
         for mask in masks:
@@ -96,18 +113,41 @@ class MaskRules:
         for mask, part, other in zip(masks, parts, match.groups(), strict=True):
             if part == other:
                 continue
-            if is_credential(mask.kind):
-                if not other or not self._same_pattern(part, other):
-                    return None
-            elif self.has_key or other in self.pseudonyms or self.arrived.get(part, seq) < seq:
+            may_differ = self._is_of_machine(mask, event)
+            kept = self.pseudonym_of(part) != part
+            if self._is_known(mask, part, other, event.seq) or (kept and not may_differ):
                 return None
-            else:
-                found.append(NotCompared(seq, mask.pointer[1:].replace("/", "."), mask.kind, what))
+            if is_credential(mask.kind, self.users) and (not other or not self._same_pattern(part, other)):
+                return None
+            place = mask.pointer[1:].replace("/", ".")
+            found.append(NotCompared(event.seq, place, mask.kind, what, may_differ))
         return found
+
+    def _is_of_machine(self, mask: Mask, event: Event) -> bool:
+        """Whether a masked value is a credential of the machine that recorded.
+
+        One that is found by its looks alone may be a recipient: in an argument of a tool with an effect its name says
+        that it is a credential.
+        """
+        if mask.kind == GUESS or not is_credential(mask.kind, self.users):
+            return False
+        if mask.kind not in BY_LOOKS or event.type != "call.started" or not has_effect(event):
+            return True
+        fields = map(classify, names_of(mask.pointer)[1:])
+        return any(field is not None and field.mode == "secret" for field in fields)
+
+    def _is_known(self, mask: Mask, recorded: str, live: str, seq: int) -> bool:
+        """Whether the recording gave the code the recorded value, or the live one is another of its values.
+
+        A credential that the code had sent before is its own, also if a result repeats it.
+        """
+        stands = self.pseudonym_of(recorded)
+        before = self.sent.get(stands, seq) if is_credential(mask.kind, self.users) else seq
+        return self.arrived.get(stands, seq) < min(before, seq) or self.pseudonym_of(live) in self.pseudonyms
 
     def same_credentials(self, recorded: Any, masks: Sequence[Mask]) -> bool:
         """Whether a call that uses the recorded credentials fits what was seen of others before."""
-        texts = [text_at(recorded, mask) for mask in masks if is_credential(mask.kind)]
+        texts = [text_at(recorded, mask) for mask in masks if is_credential(mask.kind, self.users)]
         return all(self._same_pattern(text, text) for text in texts)
 
     def _same_pattern(self, recorded: str, live: str) -> bool:

@@ -35,7 +35,7 @@ from antiphon.redact import Mask
 from antiphon.redact._pointers import masks_in, pseudonyms_of
 from antiphon.redact._standins import is_credential
 
-_COMES_IN = frozenset({"run.started", "interaction.started", "call.finished", "call.chunk"})
+_COMES_IN = frozenset({"run.started", "interaction.started", "call.finished", "call.chunk", "draw"})
 AFTER_END = "afterEnd"
 """In the ``meta`` of events that came after the end of their run."""
 KEEP_EVENT_BYTES = 4_096
@@ -216,9 +216,7 @@ class Recording:
         masks = self.masks
         comes_in = event.type in _COMES_IN
         for text, kind in pseudonyms_of(self._whole(event) if spilled(event) else event):
-            masks.pseudonyms[text] = kind
-            if comes_in:
-                masks.arrived.setdefault(text, event.seq)
+            masks.saw(text, kind, event.seq, comes_in=comes_in)
         if event.type == "call.started" and any(is_credential(mask.kind) for mask in self.masks_of(event)):
             self.credentials.add(event.seq)
         event = self._unsealed(event)
@@ -243,7 +241,7 @@ class Recording:
                 continue
             field = "arguments" if "arguments" in event.payload else "request"
             recorded, live = {field: event.payload.get(field)}, {field: arguments}
-            agreed, left = self.masks.agree(recorded, live, masks, event.seq, name)
+            agreed, left = self.masks.agree(recorded, live, masks, event, name)
             own = {field: arguments} == recorded
             if agreed == recorded and not (own and not self.masks.same_credentials(event.payload, masks)):
                 return call, left

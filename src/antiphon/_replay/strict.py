@@ -62,7 +62,7 @@ class StrictInvoker:
                 raise self._miss(self._observer.missed(call))
             found, left = alike
             self._observer.left_out(left)
-            if left and has_effect(self._recording.event(found.started)):
+            if any(not one.may_differ for one in left) and has_effect(self._recording.event(found.started)):
                 what = f"{call.kind} {call.name}"
                 lost = DivergenceFound("masked", site.lane, site.index, found.started, what, note=KEY_HINT)
                 self._observer.add(lost)

@@ -129,6 +129,8 @@ def load_recording(
     recording = Recording.load(manifest, _Outside(app.journal), brought_back, opened, seen)
     for text, kind in recording.masks.pseudonyms.items():
         redactor.pseudonyms.learn(text, text, kind)
+    recording.masks.users = redactor.users
+    recording.masks.pseudonym_of = lambda text: redactor.pseudonyms.values.get(text, text)
     recording.masks.lost = 0 if opened is None else opened.originals.lost
     recording.view = redactor.shown().redact
     return recording

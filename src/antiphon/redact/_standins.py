@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import orjson
 
-from antiphon.redact._rules import CONSTANT_KINDS, placeholder
+from antiphon.redact._rules import CONSTANT_KINDS, LISTS, placeholder
 
 _ATTEMPTS, _TRIES = 512, 8
 _LONGEST_PREFIX = 24
@@ -29,6 +29,10 @@ _ARMOUR = re.compile(r"-----[^\r\n]*-----")
 PERSONAL = frozenset({"email", "phone", "card", "iban", "ssn", "pin", "cvv", "otp", "passport"})
 """Personal data: compared exactly, and no wider value swallows one that is known."""
 _EXACT = PERSONAL | {"password", "url_password", "field"}
+GUESS = "high_entropy"
+"""The kind of a value that looks like a key and may be anything: the address of a wallet, the id of a file."""
+BY_LOOKS: frozenset[str] = frozenset(LISTS["tokens"]) | {GUESS}
+"""Kinds of values that are found without a name or a word beside them."""
 
 
 def is_credential(kind: str, users: frozenset[str] = frozenset()) -> bool:
@@ -236,7 +240,7 @@ class Pseudonyms:
 
     def _kept_prefix(self, kind: str, value: str, fits: Fits) -> int | None:
         """A well-known beginning stays: as much of it as the detector needs; ``None`` if nothing helps."""
-        if kind in PERSONAL or kind == "high_entropy":  # any may do, and nothing else of it is shown
+        if kind in PERSONAL or kind == GUESS:  # any may do, and nothing else of it is shown
             return 0
         for prefix in range(min(len(value), _LONGEST_PREFIX)):
             if all(fits(kind, self._candidate(kind, value, prefix, attempt)) for attempt in range(_TRIES)):

@@ -185,6 +185,109 @@ def test_another_machine_has_other_credentials(masked: bool) -> None:
     assert not bank.replay(run, lambda text: code(text, OTHER_TOKEN, TOKEN), masked=masked).passed
 
 
+LOOKS_LIKE_A_KEY = {
+    "wallet": ("1BvBMSEYstWetqTFn5Au4m4GFg7xJaNVN2", "3J98t1WpEZ73CNmQviecrnyiWrnqRhWNLy"),
+    "file": ("1BxiMVs0XRA5nFMdKvBdBZjgmUUqptlbs74OgvE2upms", "1sZ8qKf3nYv7Lr2WcXaEo9JtGhPdUbM5iQeV0TyRkHxA"),
+    "token": (TOKEN, OTHER_TOKEN),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("given", ["by a tool", "as input", "by a model", "by a stream", "by nobody"])
+@pytest.mark.parametrize("name", LOOKS_LIKE_A_KEY)
+def test_a_changed_recipient_that_looks_like_a_key_is_named(name: str, given: str, masked: bool) -> None:
+    app, (value, other) = memory_app(), LOOKS_LIKE_A_KEY[name]
+    sent: list[str] = []
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def wallet_of(who: str) -> dict[str, str]:
+        return {"wallet": value}
+
+    @app.gateway.tool(idempotent=False, effect="write")
+    def transfer(to: str) -> str:
+        sent.append(to)
+        return "sent"
+
+    def asked(stream: bool) -> str:
+        ask: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "who?"}]}
+        run = antiphon.current_run()
+        if stream:
+            chunks = run.llm({**ask, "stream": True}, lambda body: iter(["pay ", value[:9], value[9:]]))
+            return "".join(chunks).removeprefix("pay ")
+        answer = run.llm(ask, lambda body: says(f"pay {value}"))
+        return str(answer["choices"][0]["message"]["content"]).removeprefix("pay ")
+
+    def code(text: str, instead: str = "") -> str:
+        ways = {
+            "by a tool": lambda: wallet_of(who="bob")["wallet"],
+            "as input": lambda: text,
+            "by a model": lambda: asked(False),
+            "by a stream": lambda: asked(True),
+            "by nobody": lambda: value,
+        }
+        to = ways[given]()
+        return str(transfer(to=instead or to))
+
+    run = app.record(code, value if given == "as input" else "go")
+    assert sent == [value]
+    for instead, passes in (("", given != "by nobody" or not masked), (other, False)):
+        report = antiphon.replay(
+            run, app=app, mode="strict", function=lambda text, to=instead: code(text, to), keep=False, masked=masked
+        )
+        assert report.passed is passes, report.text()
+        named = "ANTIPHON_REPLAY_KEY" if masked and given == "by nobody" else "$.to"
+        assert passes or named in str(report.divergences)
+    assert sent == [value]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_tool_with_an_effect_takes_the_credential_of_another_machine(masked: bool) -> None:
+    """The name of its argument says what it is; the report says that it was not compared."""
+    app = memory_app()
+
+    @app.gateway.tool(idempotent=False, effect="write")
+    def post(text: str, api_token: str) -> dict[str, str]:
+        return {"by": api_token}
+
+    def code(token: str = TOKEN) -> str:
+        return str([post(text=text, api_token=token) for text in "ab"])[:2]
+
+    run = app.record(code)
+    report = antiphon.replay(run, app=app, mode="strict", function=lambda: code(OTHER_TOKEN), masked=masked)
+    assert report.passed, report.text()
+    assert {one["path"] for one in report["masked"]["notCompared"]} == {"arguments.api_token"}
+
+
+@pytest.mark.parametrize("size", [20, 140])
+def test_changed_bytes_in_a_request_are_named(size: int) -> None:
+    app = memory_app()
+    one, two = (base64.b64encode(bytes((7 * at * at + seed) % 256 for at in range(size))).decode() for seed in (1, 2))
+
+    def code(image: str) -> Any:
+        message = {"role": "tool", "tool_call_id": "c", "content": orjson.dumps({"png": image}).decode()}
+        return antiphon.current_run().llm({"model": "m", "messages": [message]}, lambda body: says("seen"))
+
+    run = app.record(lambda: code(one))
+    assert one not in str(run.events())
+    assert antiphon.replay(run, app=app, mode="strict", function=lambda: code(one), keep=False).passed
+    report = antiphon.replay(run, app=app, mode="strict", function=lambda: code(two), keep=False)
+    assert "$.messages[0].content" in str(report.divergences)
+
+
+def test_a_changed_value_of_a_rule_of_the_user_is_named() -> None:
+    rules = {"rules": [{"name": "badge", "pattern": "AB[0-9]{6}"}]}
+    app = antiphon.Antiphon({**QUIET, "redact": rules}, store=MemoryStore())
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def look(badge_of: str) -> str:
+        return "ok"
+
+    run = app.record(lambda: look("AB123456"))
+    assert "AB123456" not in str(run.events())
+    assert antiphon.replay(run, app=app, mode="strict", function=lambda: look("AB123456"), keep=False).passed
+    assert not antiphon.replay(run, app=app, mode="strict", function=lambda: look("AB654321"), keep=False).passed
+
+
 def test_a_credential_of_the_environment_is_not_kept_even_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", "plain-looking words of a key")
     bank = Bank()
@@ -384,9 +487,10 @@ def test_an_export_over_a_golden_keeps_its_key(tmp_path: Path) -> None:
         mail = text.split()[-1]
         with antiphon.branch("first"):
             found = bank.find(who=mail, token=TOKEN)
+            bank.find(who=TOKEN[:12])
         ask = {"model": "m", "messages": [{"role": "user", "content": f"{mail} {mail[:9]} {found['iban']}"}]}
         answer = antiphon.current_run().llm(ask, lambda body: says(f"pay {found['iban']} or 12{found['iban']}"))
-        thread = threading.Thread(target=lambda: bank.pay(recipient=found["iban"], note=[mail.upper(), TOKEN[:12]]))
+        thread = threading.Thread(target=lambda: bank.pay(recipient=found["iban"], note=mail.upper()))
         thread.start()
         thread.join()
         return str(answer["choices"][0]["message"]["content"]) + mail
@@ -417,7 +521,7 @@ def test_an_export_over_a_golden_keeps_its_key(tmp_path: Path) -> None:
 
 def test_planted_bug_a_replay_that_compares_masks_lets_a_changed_payee_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What release 0.1.0 did: both sides are masked, and masks of one kind are equal."""
-    monkeypatch.setattr("antiphon._replay.masks.is_credential", lambda kind: True)
+    monkeypatch.setattr("antiphon._replay.masks.is_credential", lambda kind, users: True)
     with pytest.raises(AssertionError):
         test_a_changed_payee_is_named(masked=False)
 
