@@ -139,6 +139,7 @@ class RunScope:
         "gateway_state",
         "in_memory",
         "invoker",
+        "known",
         "llm_cache",
         "lock",
         "origin",
@@ -170,6 +171,7 @@ class RunScope:
         compose: Callable[..., Row],
         shown: Callable[[Any, str, bytes | None], tuple[bytes, str, Any]],
         present: Callable[[Any, str], tuple[Any, str, Any]] = lambda arguments, digest: (arguments, digest, None),
+        known: Callable[[], Any] = lambda: None,
         in_memory: bool = False,
         store: object | None = None,
         invoker: Invoker | None = None,
@@ -191,6 +193,8 @@ class RunScope:
         """As *present*, with the arguments as JSON."""
         self.present: Callable[[Any, str], tuple[Any, str, Any]] = present
         """(arguments, digest) -> what of them may be written, its digest, and what redaction did, if anything (D36)."""
+        self.known: Callable[[], Any] = known
+        """The redactor that masks what was found in this run so far; ``None`` if that is nothing."""
         self.chunks: Callable[[Site], Any] = chunks
         """(site) -> what takes the chunks of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
         ``rest()``."""

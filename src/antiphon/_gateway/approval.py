@@ -119,7 +119,7 @@ def audited(call: GuardedCall, found: Approval, code: str, verdict: Verdict, at_
     about = {"approval": found.id, "key": call.key, "tool": plan.name, "asker": found.asker, "from": verdict.where}
     if verdict.reason:
         about["reason"] = verdict.reason
-    redactor = plan.results.redactor
+    redactor = plan.results.run_redactor
     clean = about if redactor is None else orjson.loads(redactor.redact_bytes(orjson.dumps(about))[0])
     said = {"act": "approve" if code == GRANTED else "deny", **clean, "by": verdict.by}
     return manifest, Row(manifest.id, "admin.act", at_ms, orjson.dumps({"payload": said, "meta": {}, "v": 1}))

@@ -11,6 +11,7 @@ import orjson
 
 from antiphon._gateway import codec
 from antiphon._gateway.settings import Settings
+from antiphon._scope import current_scope
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import StoreError
@@ -57,14 +58,20 @@ class ResultStore:
         """Bytes of a result that is kept as it is, whatever is in it."""
         self.tenant: str = settings.tenant
 
+    @property
+    def run_redactor(self) -> Any:
+        """The redactor for what is stored now: within a run the one that knows what was found there so far."""
+        return None if self.redactor is None else _of_run() or self.redactor
+
     def clean(self, text: str) -> str:
         """A message that may be stored."""
-        return text if self.redactor is None else self.redactor.redact_text(text)
+        redactor = self.run_redactor
+        return text if redactor is None else str(redactor.redact_text(text))
 
     def shown(self, arguments: dict[str, Any]) -> str:
         """Arguments as an operator may see them; nothing, if they cannot be written down."""
         try:
-            return masked(_written(arguments), self.redactor)
+            return masked(_written(arguments), self.run_redactor)
         except Exception:  # whatever the classes of the arguments raise
             return ""
 
@@ -72,14 +79,14 @@ class ResultStore:
         """Arguments for a person who decides about the call *key*: all of them, sealed if they can be, else masked."""
         try:
             data, sealer = _written(arguments), self._sealer()
-            return masked(data, self.redactor, None) if sealer is None else str(sealer.seal(data, key.encode()))
+            return masked(data, self.run_redactor, None) if sealer is None else str(sealer.seal(data, key.encode()))
         except Exception:  # whatever the classes of the arguments raise, or a key file that cannot be read
             return _UNSHOWN
 
     def told(self, arguments: dict[str, Any]) -> str:
         """The same for listeners, whatever the store: masked."""
         try:
-            return masked(_written(arguments), self._masks, None)
+            return masked(_written(arguments), self._masks and (_of_run() or self._masks), None)
         except Exception:  # whatever the classes of the arguments raise
             return _UNSHOWN
 
@@ -129,7 +136,10 @@ class ResultStore:
     # -- keeping -------------------------------------------------------------------------------------------------
 
     def is_plain(self, payload: bytes) -> bool:
-        """Whether a result is small and holds no secret: it is kept as it is."""
+        """Whether a result is small and holds no secret, nor what its run may know as one: it is kept as it is."""
+        known = None if self.redactor is None else _of_run()
+        if known is not None and known.pseudonyms.occurs(payload.decode()):
+            return False
         if payload in self._plain:
             return True
         if len(payload) > self.payload_limit or len(payload) > self._result_limit:
@@ -150,9 +160,9 @@ class ResultStore:
         """
         if len(payload) > self._result_limit:
             raise codec.NotSerialisable(f"{len(payload)} bytes exceed the limit of {self._result_limit}")
-        clean, secret = payload, False
-        if self.redactor is not None:
-            clean, secret = _clean_chunks(self.redactor, payload) if streamed else self.redactor.redact_bytes(payload)
+        clean, secret, redactor = payload, False, self.run_redactor
+        if redactor is not None:
+            clean, secret = _clean_chunks(redactor, payload) if streamed else redactor.redact_bytes(payload)
         if not secret:
             kept, data = base._replace(payload=payload), payload
         else:
@@ -209,6 +219,12 @@ class ResultStore:
             raise StoreError("The result is sealed, and the seal key is missing.")
         data: bytes = sealer.unseal(sealed, context=record.key.encode())
         return data
+
+
+def _of_run() -> Redactor | None:
+    """The redactor of the run in this context, if there is one and it has found anything."""
+    scope = current_scope()
+    return None if scope is None else scope.known()
 
 
 def _written(arguments: dict[str, Any]) -> bytes:

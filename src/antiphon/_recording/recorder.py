@@ -385,6 +385,7 @@ class Recorder:
             in_memory=in_memory,
             present=self.present,
             shown=self.shown,
+            known=self.known,
             compose=self.compose,
             chunks=self.chunks,
             store=store,
@@ -431,6 +432,10 @@ class Recorder:
     @functools.cached_property
     def _viewer(self) -> Redactor:
         return self.redactor.shown()
+
+    def known(self) -> Redactor | None:
+        """What masks the values that were found in the run so far; ``None`` if there are none."""
+        return self._viewer if self.redactor.pseudonyms else None
 
     def view(self, value: Any) -> Any:
         """A value of the run as others may see it: with masks."""

@@ -1,4 +1,4 @@
-"""The key that a caller gives may be an address: it is sealed on disk, and tools and ``reconcile`` get it as it was."""
+"""A claim holds no secret: not as the key that a caller gives, and not in a result that repeats what its run knows."""
 
 from __future__ import annotations
 
@@ -47,6 +47,59 @@ def test_a_plain_key_stays_readable(tmp_path: Path) -> None:
     app.gateway.tool("charge", idempotent=False, key="order")(lambda order: "charged")("order-1042")
     (claim,) = asyncio.run(_claims(app))
     assert claim["idempotencyKey"] == "order-1042"
+
+
+WORD = "blue-horse-7"
+"""Nothing about it looks like a secret."""
+
+
+@pytest.mark.parametrize("tool", ["note", "stream", "fail", "lines"])
+def test_a_result_that_repeats_a_secret_of_its_run_is_sealed(tool: str, tmp_path: Path) -> None:
+    app = Antiphon({"telemetry": {"logs": False}}, store=SQLiteStore(tmp_path / "a.db"))
+    made: list[str] = []
+
+    @app.gateway.tool(idempotent=False)
+    def login(user: str, password: str) -> str:
+        return "open"
+
+    @app.gateway.tool(idempotent=False, key="text")
+    def note(text: str) -> str:
+        made.append(text)
+        return f"saved: {text}"
+
+    @app.gateway.tool(idempotent=False, key="text")
+    def lines(text: str) -> list[str]:
+        made.append(text)
+        return ["saved"] * 100 + [text]
+
+    @app.gateway.tool(idempotent=False, key="text")
+    def stream(text: str) -> Any:
+        made.append(text)
+        yield from ("saved: ", text[:12], text[12:])
+
+    @app.gateway.tool(idempotent=False, certain_errors=(LookupError,))
+    def fail(text: str) -> str:
+        raise LookupError(f"no room for {text}")
+
+    def code(call: Any) -> Any:
+        login("bob", password=WORD)
+        found = [_as_list(call(f"bob has {WORD} here")) for _ in range(2)]
+        assert found[0] == found[1], "the duplicate gets the real result"
+        return found[0]
+
+    call = {"note": note, "stream": stream, "fail": fail, "lines": lines}[tool]
+    if tool == "fail":
+        with pytest.raises(LookupError):
+            app.record(code, call)
+    else:
+        assert WORD in "".join(app.record(lambda: code(call)).output)
+        assert len(made) == 1
+    for file in tmp_path.iterdir():
+        assert WORD.encode() not in file.read_bytes(), file
+
+
+def _as_list(result: Any) -> list[str]:
+    return [result] if isinstance(result, str) else list(result)
 
 
 async def _claims(app: Antiphon) -> list[dict[str, Any]]:
