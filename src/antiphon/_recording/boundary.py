@@ -49,7 +49,7 @@ class Boundary:
         self.body = body
         raw = digest if digest is not None else canonical_digest(arguments)
         clean, shown, masking = scope.present(arguments, raw)
-        if masking is not None and digest_of is not None:
+        if masking is not None and digest_of is not None and shown != raw:
             shown = digest_of(clean)
         self.arguments, self.shown = arguments, clean
         self.meta = {} if meta is None else meta

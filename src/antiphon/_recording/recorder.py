@@ -368,6 +368,9 @@ class Recorder:
         self._presented: tuple[Any, bytes] = (None, b"")
         """The arguments looked at last, if they hold no secret: their start event comes right after."""
         self._redaction_cache = RedactionCache(self.redactor)
+        self._written: set[str] = set()
+        """Digests of arguments that were written as they are. Equal ones keep theirs, also after a value in them was
+        found to be a secret: equal calls of a run have one digest and are counted together."""
         self._placed: tuple[Site | None, bytes] = (None, b"")
         """The site written last and the beginning of its events: an end mostly follows its start."""
         self._now_ms = clock.now_ms
@@ -461,14 +464,18 @@ class Recorder:
         data = dump(arguments)
         clean, masking = self.masked(data)
         if masking is None:
+            self._written.add(digest)
             return data, digest, None
         masking = Masking(masking.masks, masking.original, digest)
-        return clean, hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest(), masking
+        if digest not in self._written:
+            digest = hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest()
+        return clean, digest, masking
 
     def present(self, arguments: Any, digest: str) -> tuple[Any, str, Any]:
         """The same with the arguments as values."""
         if type(arguments) is dict and self._redaction_cache.has_no_secret(arguments):
             self._presented = arguments, dump(arguments)
+            self._written.add(digest)
             return arguments, digest, None
         data, digest, masking = self.shown(arguments, digest)
         if masking is not None:
@@ -556,9 +563,11 @@ class Recorder:
                 continue
             known, part = self._presented
             if value is not known:
-                part, masking = self.masked(dump(value))
-                if masking is not None:
-                    changed[name] = masking
+                part = dump(value)
+                if kind != "call.chunk":  # that was looked at as a part of its stream
+                    part, masking = self.masked(part)
+                    if masking is not None:
+                        changed[name] = masking
             parts.append((name, part))
             size += len(part)
             clean[name] = orjson.Fragment(part)

@@ -221,7 +221,7 @@ class Recording:
             self.credentials.add(event.seq)
         event = self._unsealed(event)
         raw, digest = event.meta.get(RAW_DIGEST), event.payload.get("digest")
-        if isinstance(raw, str) and isinstance(digest, str):
+        if isinstance(raw, str) and isinstance(digest, str) and raw not in self.plain:
             self.digests[raw] = digest
         return event
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 import antiphon
 from antiphon.ops.reports import Report
@@ -118,3 +121,72 @@ def test_masked_arguments_of_another_lane_are_another_call() -> None:
     report = desk.replay(desk.record(code), code)
     assert report.passed, report.text()
     assert report["outputsB"] == [[1, 2]]
+
+
+class Forgetful(set[str]):
+    """Forgets what is added: recordings before this release counted equal calls apart once a value was a secret."""
+
+    def add(self, element: str, /) -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["tool", "model", "thread", "earlier release"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_equal_calls_before_and_after_a_value_became_a_secret_get_their_own_answers(
+    kind: str, masked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, word = Desk(), "blue-horse-7"
+    login = desk.app.gateway.tool(name="login", idempotent=True, effect="read")(lambda password: "in")
+    asked: list[int] = []
+
+    @desk.app.gateway.tool(idempotent=True, effect="read", reuse="never")
+    def search(text: str) -> int:
+        asked.append(1)
+        return len(asked)
+
+    if kind == "earlier release":
+        monkeypatch.setattr("antiphon._recording.recorder.set", Forgetful, raising=False)
+
+    def answer(_: Any) -> Any:
+        asked.append(1)
+        return says(f"answer {len(asked)}")
+
+    def ask() -> Any:
+        if kind != "model":
+            return search(text=f"who is {word} ?")
+        body = {"model": "m", "messages": [{"role": "user", "content": f"who is {word} ?"}]}
+        return antiphon.current_run().llm(body, answer)["choices"][0]["message"]["content"]
+
+    def code() -> Any:
+        found = [ask(), ask()]
+        login(password=word)
+        if kind != "thread":
+            return [*found, ask(), ask()]
+        threads = [threading.Thread(target=antiphon.wrap_context(lambda: found.append(ask()))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        return found
+
+    run = desk.record(code)
+    live = run.output
+    assert len(set(live)) == 4
+    assert [word in str(event.payload) for event in run.events() if event.type == "call.started"][2:] == [False] * 3
+    report = antiphon.replay(run, app=desk.app, mode="strict", function=code, keep=False, masked=masked)
+    assert report.passed, report.text()
+    assert report["outputsB"] == [live]
+
+
+def test_a_field_that_is_left_alone_is_so_in_a_stream() -> None:
+    app, signature = memory_app(), "EpwCCkYIChgCKkB7mJ4v" * 3
+
+    def code() -> Any:
+        ask: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
+        event = f'data: {{"choices": [{{"delta": {{"thoughtSignature": "{signature}"}}}}]}}\n\n'
+        run = antiphon.current_run()
+        list(run.llm({**ask, "stream": True}, lambda body: iter([event[:40], event[40:]])))
+        return len(run.llm(ask, lambda body: {**says("done"), "thoughtSignature": signature}))
+
+    run = app.record(code)
+    chunks = "".join(event.payload["data"] for event in run.events() if event.type == "call.chunk")
+    assert signature in chunks
+    assert all("masks" not in event.meta for event in run.events())
