@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ NOTES_ONLY = frozenset({"providerRequest", "key", "unmapped"})
 """Fields of a model call whose difference is reported but is no divergence: the canonical request decides (D14)."""
 _LEFT_OUT = NOTES_ONLY | {"keyOf"}
 """``keyOf`` is of release 0.1.0: the key of the call was made from placeholders."""
+_DEPLOYMENT = re.compile(r"/openai/deployments/([^/?]+)")
+"""Azure serves the model that this part of the address names, whatever the body says."""
 _ON_THE_WAY = frozenset({"miss", "changed", "type", "extra", "draw"})
 _SHOWN = 50
 _AMBIGUOUS = "the recording marked this lane as ambiguous: name parallel work with antiphon.branch"
@@ -294,6 +297,8 @@ class Observer:
         if row.meta.get("transport") != "http" or recorded.meta.get("transport") != "http":
             return
         old, new = (_wire(one.payload, one.meta) for one in (recorded, row))
+        if (old["deployment"] is None) != (new["deployment"] is None):  # another service, which is not compared
+            old["deployment"] = new["deployment"] = None
         if old != new:
             fields = diff_values(old, new, limit=_SHOWN)
             words = _words(row.type, row.payload)
@@ -433,14 +438,16 @@ def _comparable(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wire(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Headers that ask for a version or a feature, their parts in one order, and whether a stream is asked for."""
+    """Headers that ask for a version or a feature, their parts in one order, the deployment, and whether it streams."""
     headers, sent = meta.get("requestHeaders") or {}, payload.get("providerRequest")
     features = {
         name: sorted(part.strip() for part in str(headers[name]).split(","))
         for name in sorted(headers)
         if name.endswith(("-beta", "-version"))
     }
-    return {"headers": features, "stream": bool(sent.get("stream")) if isinstance(sent, Mapping) else False}
+    served = _DEPLOYMENT.search(str(meta.get("endpoint", "")))
+    streams = bool(sent.get("stream")) if isinstance(sent, Mapping) else False
+    return {"headers": features, "deployment": served[1] if served else None, "stream": streams}
 
 
 def _words(kind: str, payload: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import AzureOpenAI, OpenAI
 
 import antiphon
 from antiphon import Antiphon
@@ -34,6 +34,27 @@ def test_another_endpoint_and_other_headers_are_listed(app: Antiphon, world: Wor
     options |= {"default_headers": {"OpenAI-Project": "p2"}}
     assert antiphon.replay(run, app=app, mode="strict", function=main).passed, "who pays and where is no answer"
     assert "sk-none" not in str([event.meta for event in run.events()])
+
+
+def test_another_deployment_is_another_model(app: Antiphon, world: World) -> None:
+    """Azure serves what the address names; the body may say anything."""
+    options: dict[str, Any] = {"azure_deployment": "large", "azure_endpoint": world.provider.url}
+
+    def main() -> Any:
+        client = antiphon.wrap(AzureOpenAI(api_key="none", max_retries=0, api_version="2024-10-21", **options))
+        asked: Any = [{"role": "user", "content": "hello"}]
+        return client.chat.completions.create(model="m", messages=asked).choices[0].message.content
+
+    run = app.record(main)
+    assert antiphon.replay(run, app=app, mode="strict", function=main).passed
+    options["azure_endpoint"] = "https://other.example"
+    assert antiphon.replay(run, app=app, mode="strict", function=main).passed
+    options["azure_deployment"] = "small"
+    report = antiphon.replay(run, app=app, mode="strict", function=main)
+    assert "$.deployment: 'large' -> 'small'" in report.divergences[0]["message"]
+    options["base_url"] = "https://other.example/v1"
+    del options["azure_endpoint"], options["azure_deployment"]
+    assert antiphon.replay(run, app=app, mode="strict", function=main).passed, "a service without deployments"
 
 
 @pytest.mark.parametrize("recorded", [False, True])
