@@ -228,10 +228,11 @@ class _Writer:
         )
         if step.is_copied_context:  # of an earlier trajectory: said there, not here
             self._waiting.append(message)
-            for call in calls:
-                results = step.observation.results if step.observation else []
-                found = next((one for one in results if one.source_call_id == call.tool_call_id), None)
-                self._answered(call, found)
+            bound, loose = self._paired(number, step, calls)
+            for call, results in zip(calls, bound, strict=True):
+                self._answered(call, _joined(results))
+            for result in loose:
+                self._unbound(number, result)
             return
         if step.llm_call_count != 0:
             self._model(number, step, message, model, rest)
@@ -263,14 +264,10 @@ class _Writer:
 
     def _tools(self, number: int, step: _Step, calls: list[_Call], raw: dict[str, Any]) -> None:
         results = list(step.observation.results) if step.observation else []
-        beside = {id(one): one_raw for one, one_raw in zip(results, _raw_results(raw), strict=False)}
-        known = {call.tool_call_id for call in calls}
-        bound = {one.source_call_id: one for one in results if one.source_call_id in known}
-        loose = [one for one in results if one.source_call_id not in known]
-        if len(calls) == 1 and len(loose) == 1 and not bound:  # it can be of nothing else
-            bound, loose = {calls[0].tool_call_id: loose[0]}, []
-        for call, said in zip(calls, raw.get("tool_calls") or (), strict=True):
-            found = bound.get(call.tool_call_id)
+        beside = {id(one): _rest(raw_one, _Result) for one, raw_one in zip(results, _raw_results(raw), strict=False)}
+        bound, loose = self._paired(number, step, calls)
+        for call, own, said in zip(calls, bound, raw.get("tool_calls") or (), strict=True):
+            found = _joined(own)
             meta = {"importedId": call.tool_call_id, "step": number}
             place = self._lines.start(
                 "tool", call.function_name or "tool", call.arguments, meta=meta, rest=_rest(said, _Call)
@@ -282,10 +279,36 @@ class _Writer:
                 self._media(number, found.content)
                 self._references(number, found)
                 if there:
-                    self._lines.finish(place, _value(found), rest=_rest(beside.get(id(found)), _Result))
+                    rest = [beside[id(one)] for one in own]
+                    kept = rest[0] if len(rest) == 1 else {"results": rest} if any(rest) else None
+                    self._lines.finish(place, _value(found), rest=kept)
             self._answered(call, found)
         for result in loose:
             self._unbound(number, result)
+
+    def _paired(self, number: int, step: _Step, calls: list[_Call]) -> tuple[list[list[_Result]], list[_Result]]:
+        """The results of each call, and those of none. Calls of one id get theirs in order, the last one the rest."""
+        results = list(step.observation.results) if step.observation else []
+        bound: list[list[_Result]] = [[] for _ in calls]
+        places: dict[str, list[int]] = {}
+        for place, call in enumerate(calls):
+            places.setdefault(call.tool_call_id, []).append(place)
+        for name, own in places.items():
+            if len(own) > 1:
+                self._told.gap(f"step {number}: {len(own)} calls have the id {name!r}: each gets the next result")
+        loose: list[_Result] = []
+        for result in results:
+            free = places.get(result.source_call_id or "") if result.source_call_id is not None else None
+            if free is None:
+                loose.append(result)
+            else:
+                bound[free[0] if len(free) == 1 else free.pop(0)].append(result)
+        if len(calls) == 1 and len(loose) == 1 and not bound[0]:  # it can be of nothing else
+            bound, loose = [loose], []
+        for call, many in zip(calls, bound, strict=True):
+            if len(many) > 1:
+                self._told.gap(f"step {number}: {len(many)} results of {call.function_name} are told as one")
+        return bound, loose
 
     def _answered(self, call: _Call, found: _Result | None) -> None:
         content = NOT_RECORDED if found is None or found.content is None else _content(found.content)
@@ -311,6 +334,17 @@ class _Writer:
         for part in content if isinstance(content, list) else ():
             if part.type != "text":
                 self._told.count("media", False, f"step {number}: {part.type} is a reference, its content is elsewhere")
+
+
+def _joined(results: list[_Result]) -> _Result | None:
+    """The results of one call as one, with all their parts."""
+    if len(results) < 2:
+        return results[0] if results else None
+    parts: list[_Part] = []
+    for one in results:
+        parts += [_Part("text", one.content)] if isinstance(one.content, str) else one.content or []
+    references = [reference for one in results for reference in one.subagent_trajectory_ref or ()]
+    return _Result(results[0].source_call_id, parts or None, references or None)
 
 
 def _rest(raw: Any, known: type[msgspec.Struct]) -> dict[str, Any]:

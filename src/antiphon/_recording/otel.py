@@ -257,6 +257,12 @@ class _Writer:
         def finish(span: _Span) -> None:
             attributes = span["attributes"]
             said = _messages(attributes.get("gen_ai.output.messages"))
+            for kind in [kind for side in _MESSAGES for kind in _unread(attributes.get(side))]:
+                told.count("media", False, f"{name}: a part of type {kind} is kept beside the call, not in a message")
+            rest = _rest(attributes)
+            if len(said) > 1:
+                told.gap(f"{name}: {len(said)} answers, of which the first is told and all are kept beside the call")
+                rest[_MESSAGES[1]] = attributes[_MESSAGES[1]]
             there = bool(said) or span["error"] is not None
             told.count("model answers", there, f"{name}: the answer was not captured (gen_ai.output.messages)")
             given, taken = (attributes.get(f"gen_ai.usage.{side}_tokens") for side in ("input", "output"))
@@ -270,7 +276,7 @@ class _Writer:
                 text = said[0].get("content")
                 self._output = text if isinstance(text, str) and text else self._output
             meta = {"usage": usage, "durationMs": max(0, span["end"] - span["start"])}
-            self._lines.finish(place, value, error=span["error"], at_ms=span["end"], meta=meta, rest=_rest(attributes))
+            self._lines.finish(place, value, error=span["error"], at_ms=span["end"], meta=meta, rest=rest)
 
         return finish
 
@@ -305,8 +311,14 @@ _READ = frozenset(
 )
 
 
+_MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
+_PARTS = frozenset({"text", "reasoning", "tool_call", "tool_call_response"})
+
+
 def _rest(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if name not in _READ}
+    """What the events do not hold; messages as they were if a part of them is not read."""
+    left = {name for name in _MESSAGES if _unread(attributes.get(name))}
+    return {name: value for name, value in attributes.items() if name not in _READ or name in left}
 
 
 def _config(span: _Span) -> dict[str, Any]:
@@ -362,9 +374,16 @@ def _messages(value: Any) -> list[dict[str, Any]]:
         if role == "assistant":
             thought = "\n".join(str(p.get("content") or "") for p in parts if p.get("type") == "reasoning")
             found.append(assistant(text, calls, thought))
-        elif not replies:
-            found.append({"role": role, "content": text})
+        elif text or not replies:  # a text beside a reply is a message of the user
+            found.append({"role": "user" if replies else role, "content": text})
     return found
+
+
+def _unread(value: Any) -> list[str]:
+    """The types of parts that have no place in the messages that are made of *value*: pictures, files and others."""
+    given = _json(value)
+    messages = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    return [str(part.get("type")) for one in messages for part in _parts(one) if part.get("type") not in _PARTS]
 
 
 def _system(value: Any) -> list[dict[str, Any]]:

@@ -194,6 +194,60 @@ def test_one_result_of_several_calls_is_given_to_none_of_them(home: Path) -> Non
     assert {"role": "user", "content": "one screen"} in context_of(app, made.id, last.seq)["request"]["messages"]
 
 
+def step_of(calls: list[tuple[str, str]], results: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """A trajectory whose model makes these calls, by id and path, in one step."""
+    made = [{"tool_call_id": id_, "function_name": "read", "arguments": {"path": path}} for id_, path in calls]
+    return {
+        "schema_version": "ATIF-v1.4",
+        "session_id": "paired",
+        "agent": {"name": "shell", "version": "1", "model_name": "m"},
+        "steps": [
+            {"step_id": 1, "source": "user", "message": "hi"},
+            {"step_id": 2, "source": "agent", "message": "", "tool_calls": made, "observation": {"results": results}}
+            | more,
+            {"step_id": 3, "source": "agent", "message": "done"},
+        ],
+    }
+
+
+def told_of(app: Antiphon, run: str) -> tuple[list[Any], list[Any]]:
+    """The results of the tool calls of a run, and what its model was told of them."""
+    events = stored(app, run)
+    tools = {event.call for event in events if event.type == "call.started" and event.payload["kind"] == "tool"}
+    values = [event.payload["value"] for event in events if event.type == "call.finished" and event.call in tools]
+    last = [event for event in events if event.payload.get("kind") == "llm"][-1]
+    messages = context_of(app, run, last.seq)["request"]["messages"]
+    return values, [one["content"] for one in messages if one["role"] in ("tool", "user")][1:]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("same", ["", "c1"])
+def test_calls_with_one_id_get_their_results_in_order(same: str, copied: bool, home: Path) -> None:
+    results = [{"source_call_id": same, "content": f"of {name}"} for name in "ABC"]
+    document = step_of([(same, "/a"), (same, "/b")], results, is_copied_context=copied)
+    app = application()
+    made = imported(app, document)
+    rest = [{"type": "text", "text": "of B"}, {"type": "text", "text": "of C"}]
+    assert told_of(app, made.id) == ([] if copied else ["of A", rest], ["of A", rest])
+    gaps = completeness(app, made.id)["gaps"]
+    assert f"step 2: 2 calls have the id {same!r}: each gets the next result" in gaps
+    assert "step 2: 2 results of read are told as one" in gaps
+
+
+def test_several_results_of_a_call_are_kept_with_all_that_stands_beside_them(home: Path) -> None:
+    results = [
+        {"source_call_id": "a", "content": "part ONE", "took": 1},
+        {"source_call_id": "a", "content": [{"type": "text", "text": "part TWO"}]},
+        {"source_call_id": "b", "content": "alone", "took": 2},
+    ]
+    app = application()
+    made = imported(app, step_of([("a", "/a"), ("b", "/b")], results))
+    both = [{"type": "text", "text": "part ONE"}, {"type": "text", "text": "part TWO"}]
+    assert told_of(app, made.id) == ([both, "alone"], [both, "alone"])
+    ends = [event for event in stored(app, made.id) if event.type == "call.finished"]
+    assert [event.payload.get("imported") for event in ends[1:3]] == [{"results": [{"took": 1}, {}]}, {"took": 2}]
+
+
 def test_the_conversation_before_a_model_call_is_rebuilt(home: Path) -> None:
     app = application()
     made = imported(app, ATIF)
@@ -257,6 +311,35 @@ def test_content_in_the_event_of_the_operation_is_read(home: Path) -> None:
     first["events"] = [{"name": "gen_ai.client.inference.operation.details", "attributes": moved}]
     app = application()
     assert completeness(app, imported(app, otlp(first)).id)["fields"]["model requests"] == {"present": 1, "of": 1}
+
+
+def test_a_text_beside_a_reply_is_kept_and_other_parts_are_named(home: Path) -> None:
+    beside = {"role": "user", "parts": [*REPLIED["parts"], {"type": "text", "content": "and also do X"}]}
+    picture = {"type": "uri", "modality": "image", "uri": "https://x.example/cat.png"}
+    blob = {"type": "blob", "mime_type": "image/png", "content": "iVBORw0KGgo="}
+    asked = [*ASKED, CALLED, beside, {"role": "user", "parts": [{"type": "text", "content": "look"}, picture, blob]}]
+    call = span("chat", 1, 2, gen_ai__input__messages=json.dumps(asked), gen_ai__output__messages=[SAID], **MODEL)
+    app = application()
+    made = imported(app, otlp(call))
+    started, finished = (event for event in stored(app, made.id) if event.call is not None)
+    said = [(one["role"], one["content"]) for one in started.payload["request"]["messages"]]
+    assert said[2:] == [("tool", "rain"), ("user", "and also do X"), ("user", "look")]
+    told = completeness(app, made.id)
+    assert told["fields"]["media"] == {"present": 0, "of": 2}
+    assert [gap.split(" is kept")[0] for gap in told["gaps"] if "part of type" in gap] == [
+        "chat: a part of type uri",
+        "chat: a part of type blob",
+    ]
+    assert json.loads(finished.payload["imported"]["gen_ai.input.messages"]) == asked
+
+
+def test_answers_behind_the_first_are_kept_beside_the_call(home: Path) -> None:
+    call = span("chat", 1, 2, gen_ai__input__messages=ASKED, gen_ai__output__messages=[SAID, CALLED], **MODEL)
+    app = application()
+    made = imported(app, otlp(call))
+    end = next(event for event in stored(app, made.id) if event.type == "call.finished")
+    assert end.payload["imported"]["gen_ai.output.messages"] == [SAID, CALLED]
+    assert any("2 answers" in gap for gap in completeness(app, made.id)["gaps"])
 
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
