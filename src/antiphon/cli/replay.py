@@ -272,7 +272,12 @@ def _edits(texts: list[str]) -> dict[int, dict[str, Any]]:
 
 
 @command(
-    argument("places", nargs="+", metavar="DIR", help="folders, files (.antiphon, .kurral), run ids or s3://…"),
+    argument(
+        "places",
+        nargs="+",
+        metavar="DIR",
+        help="folders, files (.antiphon, .kurral), s3://…, run ids in the bucket",
+    ),
     argument("--jobs", "-j", type=positive_int, default=1, metavar="N", help="replay in N processes"),
     argument("--min-ars", type=ratio, default=0.9, metavar="X", help="fail below this score (default 0.9)"),
     flag("--explore", "call the model again instead of replaying strictly"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from antiphon.ops.replay import Mode, replay
 
 SUFFIXES = (".antiphon", ".kurral")
 MIN_ARS = 0.9
+_INTERRUPTED = frozenset({-signal.SIGINT, 128 + signal.SIGINT})
+"""How a process ends that a person has interrupted."""
 
 
 class Options(NamedTuple):
@@ -144,8 +147,8 @@ def check_all(
 ) -> Iterator[Result]:
     """Replay all of them, in order. *apart*: in *jobs* processes of their own, whose end belongs to the results.
 
-    A result that fails for what came after its end comes again when the processes are gone. With *quiet* what the code
-    prints goes to standard error.
+    If one ends its process, those behind it are replayed in another. A result that fails for what came after its end
+    comes again when the processes are gone. With *quiet* what the code prints goes to standard error.
     """
     if not (apart and hasattr(os, "fork")):
         for path in paths:
@@ -155,7 +158,7 @@ def check_all(
     from antiphon.ops.sandbox import hold_process, release_process
 
     jobs = min(jobs, len(paths))
-    shares = [range(number, len(paths), jobs) for number in range(jobs)]
+    shares: list[Sequence[int]] = [range(number, len(paths), jobs) for number in range(jobs)]
 
     def work(share: Sequence[int], send: Send) -> None:
         for place in share:
@@ -166,30 +169,38 @@ def check_all(
             send({"place": place, "result": list(result)})
 
     found: dict[int, Result] = {}
-    late: list[tuple[int, str, str]] = []
-    told = 0
-    for number, message in in_children([functools.partial(work, share) for share in shares], quiet=quiet):
-        if "late" in message:
-            late.append((number, message["run"], message["late"]))
-        elif "result" in message:
-            found[message["place"]] = Result(*message["result"])
-        elif "ended" in message:
-            if message["ended"] and all(place in found for place in shares[number]):
-                late.append((number, "", f"ending the process ({message['ended']})"))
-            for place in shares[number]:
-                said = f"the replayed code ended the process ({message['ended']})"
-                found.setdefault(place, Result(str(paths[place]), "error", 0.0, {}, [said], 1))
-        while told in found:
-            yield found[told]
-            told += 1
+    late: list[tuple[Sequence[int], str, str]] = []
+    told, rest = 0, shares
+    while rest:
+        begun, rest = rest, list[Sequence[int]]()
+        for number, message in in_children([functools.partial(work, share) for share in begun], quiet=quiet):
+            share = begun[number]
+            if "late" in message:
+                late.append((share, message["run"], message["late"]))
+            elif "result" in message:
+                found[message["place"]] = Result(*message["result"])
+            elif "ended" in message:
+                code, left = message["ended"], [place for place in share if place not in found]
+                if code and not left:
+                    late.append((share, "", f"ending the process ({code})"))
+                ended = left if code in _INTERRUPTED else left[:1]  # the others are replayed in a new process
+                found |= {place: _ended(paths[place], code) for place in ended}
+                rest += [left[len(ended) :]] if len(ended) < len(left) else []
+            while told in found:
+                yield found[told]
+                told += 1
     failed: dict[int, list[str]] = {}
-    for number, run, what in late:
-        named = [place for place in shares[number] if found[place].report.get("sourceRun") == run]
-        failed.setdefault(named[0] if named else shares[number][-1], []).append(what)
+    for share, run, what in late:
+        named = [place for place in share if found[place].report.get("sourceRun") == run]
+        failed.setdefault(named[0] if named else share[-1], []).append(what)
     for place, tried in sorted(failed.items()):
         result = found[place]
         said_late = [escape_of(what, late=True).message() for what in dict.fromkeys(tried)]
         yield result._replace(status="fail", reasons=[*result.reasons, *said_late], code=result.code or 1)
+
+
+def _ended(path: Path, code: int) -> Result:
+    return Result(str(path), "error", 0.0, {}, [f"the replayed code ended the process ({code})"], 1)
 
 
 def exit_code(results: Iterable[Result]) -> int:

@@ -56,6 +56,8 @@ TOOLS = {"search_web": search_web, "send_email": send_email}
 
 
 def main(question):
+    if os.environ.get("LEAVE") == question:
+        os._exit(3)
     if os.environ.get("SOCKET"):
         import socket
         socket.create_connection(("127.0.0.1", 9), 1)
@@ -313,6 +315,25 @@ def test_golden_runs_with_reports(folder: Folder, tmp_path: Path) -> None:
     assert (root.attrib["failures"], root.attrib["errors"]) == ("2", "1")
     assert "rainy &lt;&amp;&gt;" in (tmp_path / "out.md").read_text()
     assert folder.lines("sent.txt") == 1
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_golden_run_that_ends_its_process_fails_alone(folder: Folder, tmp_path: Path, jobs: str) -> None:
+    (tmp_path / "golden").mkdir()
+    for name in "abcdef":
+        question = "leave?" if name in "be" else "weather?"
+        if name in "abc":
+            assert folder.antiphon("run", "agents/weather.py:main", "--input", json.dumps(question)).code == 0
+            assert folder.antiphon("export", "latest", "-o", f"golden/{name}.antiphon").code == 0
+        else:
+            copied = (tmp_path / "golden" / f"{chr(ord(name) - 3)}.antiphon").read_bytes()
+            (tmp_path / "golden" / f"{name}.antiphon").write_bytes(copied)
+    done = folder.antiphon("test", "golden", "--jobs", jobs, "--json", LEAVE="leave?")
+    assert done.code == 1, done.out + done.err
+    statuses = {Path(one["path"]).stem: one["status"] for one in done.json["results"]}
+    assert statuses == {name: "error" if name in "be" else "pass" for name in "abcdef"}
+    left = [one["reasons"] for one in done.json["results"] if one["status"] == "error"]
+    assert left == [["the replayed code ended the process (3)"]] * 2
 
 
 def test_kurral_documents_replay(folder: Folder) -> None:
