@@ -18,7 +18,7 @@ from antiphon.contract.events import Event
 from antiphon.redact import Mask
 from antiphon.redact._names import classify
 from antiphon.redact._pointers import leaf_at, names_of, text_at
-from antiphon.redact._standins import BY_LOOKS, GUESS, is_credential
+from antiphon.redact._standins import GUESS, is_credential
 
 KEY_HINT = "a masked value was not compared: set ANTIPHON_REPLAY_KEY to the output of antiphon replay-key"
 
@@ -126,14 +126,13 @@ class MaskRules:
     def _is_of_machine(self, mask: Mask, event: Event) -> bool:
         """Whether a masked value is a credential of the machine that recorded.
 
-        One that is found by its looks alone may be a recipient: in an argument of a tool with an effect its name says
-        that it is a credential.
+        In an argument of a tool with an effect its name, or that of its header, says so: else it may be a recipient.
         """
         if mask.kind == GUESS or not is_credential(mask.kind, self.users):
             return False
-        if mask.kind not in BY_LOOKS or event.type != "call.started" or not has_effect(event):
+        if event.type != "call.started" or not has_effect(event):
             return True
-        fields = map(classify, names_of(mask.pointer)[1:])
+        fields = map(classify, _names_around(event.payload, mask.pointer))
         return any(field is not None and field.mode == "secret" for field in fields)
 
     def _is_known(self, mask: Mask, recorded: str, live: str, seq: int) -> bool:
@@ -153,6 +152,15 @@ class MaskRules:
     def _same_pattern(self, recorded: str, live: str) -> bool:
         """Another machine has other keys; but where the recording used one twice, the replay must, too."""
         return self._live.setdefault(recorded, live) == live and self._recorded.setdefault(live, recorded) == recorded
+
+
+def _names_around(payload: Any, pointer: str) -> list[str]:
+    """The names that a value stands under, and those of ``["Cookie", …]`` and ``{"name": "Cookie", "value": …}``."""
+    beside = leaf_at(payload, pointer.rpartition("/")[0])
+    named = beside[:1] if isinstance(beside, list) else []
+    if isinstance(beside, dict):
+        named = [beside.get(name) for name in ("name", "key", "header")]
+    return [*names_of(pointer)[1:], *(name for name in named if isinstance(name, str))]
 
 
 def with_leaf(document: Any, names: list[str], value: Any) -> Any:

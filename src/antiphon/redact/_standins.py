@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import orjson
 
-from antiphon.redact._rules import CONSTANT_KINDS, LISTS, placeholder
+from antiphon.redact._rules import CONSTANT_KINDS, placeholder
 
 _ATTEMPTS, _TRIES = 512, 8
 _LONGEST_PREFIX = 24
@@ -31,8 +31,6 @@ PERSONAL = frozenset({"email", "phone", "card", "iban", "ssn", "pin", "cvv", "ot
 _EXACT = PERSONAL | {"password", "url_password", "field"}
 GUESS = "high_entropy"
 """The kind of a value that looks like a key and may be anything: the address of a wallet, the id of a file."""
-BY_LOOKS: frozenset[str] = frozenset(LISTS["tokens"]) | {GUESS}
-"""Kinds of values that are found without a name or a word beside them."""
 
 
 def is_credential(kind: str, users: frozenset[str] = frozenset()) -> bool:

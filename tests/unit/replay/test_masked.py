@@ -240,22 +240,35 @@ def test_a_changed_recipient_that_looks_like_a_key_is_named(name: str, given: st
     assert sent == [value]
 
 
+SENT: dict[str, Callable[[str], Any]] = {
+    "api_token": lambda token: {"api_token": token},
+    "headers": lambda token: {"headers": {"Authorization": f"Bearer {token}"}},
+    "pairs": lambda token: {"headers": [["Accept", "*/*"], ["Authorization", f"Bearer {token}"]]},
+    "named": lambda token: {"headers": [{"name": "Cookie", "value": f"session={token}"}]},
+    "text": lambda token: {"text": f"log in with token={token} please"},
+    "to": lambda token: {"to": token},
+}
+
+
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_tool_with_an_effect_takes_the_credential_of_another_machine(masked: bool) -> None:
-    """The name of its argument says what it is; the report says that it was not compared."""
+@pytest.mark.parametrize("where", SENT)
+def test_a_tool_with_an_effect_takes_the_credential_of_another_machine(where: str, masked: bool) -> None:
+    """The name of its argument or header says what it is; the report says that it was not compared."""
     app = memory_app()
 
     @app.gateway.tool(idempotent=False, effect="write")
-    def post(text: str, api_token: str) -> dict[str, str]:
-        return {"by": api_token}
+    def post(**given: Any) -> Any:
+        return given
 
     def code(token: str = TOKEN) -> str:
-        return str([post(text=text, api_token=token) for text in "ab"])[:2]
+        return str([post(number=number, **SENT[where](token)) for number in range(2)])[:2]
 
     run = app.record(code)
+    assert TOKEN not in str(run.events())
     report = antiphon.replay(run, app=app, mode="strict", function=lambda: code(OTHER_TOKEN), masked=masked)
-    assert report.passed, report.text()
-    assert {one["path"] for one in report["masked"]["notCompared"]} == {"arguments.api_token"}
+    assert report.passed is (where not in ("text", "to")), report.text()
+    left = {one["path"].split(".")[1] for one in report["masked"]["notCompared"]}
+    assert left == (set() if where in ("text", "to") and not masked else set(SENT[where](TOKEN)))
 
 
 @pytest.mark.parametrize("size", [20, 140])
@@ -521,7 +534,7 @@ def test_an_export_over_a_golden_keeps_its_key(tmp_path: Path) -> None:
 
 def test_planted_bug_a_replay_that_compares_masks_lets_a_changed_payee_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What release 0.1.0 did: both sides are masked, and masks of one kind are equal."""
-    monkeypatch.setattr("antiphon._replay.masks.is_credential", lambda kind, users: True)
+    monkeypatch.setattr("antiphon._replay.masks.MaskRules._is_of_machine", lambda *_: True)
     with pytest.raises(AssertionError):
         test_a_changed_payee_is_named(masked=False)
 
