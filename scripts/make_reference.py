@@ -73,6 +73,7 @@ def settings() -> str:
         "| variable | meaning |",
         "|---|---|",
         "| `ANTIPHON_HOME` | the state folder (default `.antiphon`) |",
+        "| `ANTIPHON_MODELS` | folder of embedding models (default `ANTIPHON_HOME/models`, else the user's cache) |",
         "| `ANTIPHON_CONFIG` | the configuration file (default `antiphon.toml`) |",
         "| `ANTIPHON_STORE` | alias of `ANTIPHON_STORE_URL` |",
         "| `ANTIPHON_TENANT` | alias of `ANTIPHON_GATEWAY_TENANT` |",

@@ -42,8 +42,11 @@ class ModelInstallError(AntiphonError):
 
 
 def model_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """Where the weights live: ``ANTIPHON_HOME/models``, else the user's cache folder."""
+    """Where the weights live: in ``ANTIPHON_MODELS``, else ``ANTIPHON_HOME/models``, else the user's cache folder."""
     variables = os.environ if environment is None else environment
+    models = variables.get("ANTIPHON_MODELS")
+    if models:
+        return Path(models) / MODEL
     home = variables.get("ANTIPHON_HOME")
     if home:
         return Path(home) / "models" / MODEL

@@ -226,11 +226,14 @@ def _start(command: Sequence[str], order: Mapping[str, Any]) -> int:
     import orjson
 
     from antiphon import _version
+    from antiphon._minilm import model_folder
     from antiphon.config.place import state_place
 
     hook = str(Path(_version.__file__).parent / "_hook")
     paths = [hook, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "ANTIPHON_EXEC": orjson.dumps(order).decode()}
+    with contextlib.suppress(RuntimeError):  # there is no home folder, so there are no models
+        env["ANTIPHON_MODELS"] = str(model_folder().parent.absolute())
     with contextlib.suppress(ConfigError):  # the program says so itself, if it needs one
         env["ANTIPHON_HOME"] = str(state_place().folder.absolute())  # it may lie in another project
     child = subprocess.Popen(command, env=env)

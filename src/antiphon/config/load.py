@@ -209,7 +209,14 @@ _SHORT = {
 }
 
 
-_OTHER = ("ANTIPHON_HOME", "ANTIPHON_CONFIG", "ANTIPHON_API_KEY", "ANTIPHON_SHADOW", "ANTIPHON_REPLAY_KEY")
+_OTHER = (
+    "ANTIPHON_HOME",
+    "ANTIPHON_MODELS",
+    "ANTIPHON_CONFIG",
+    "ANTIPHON_API_KEY",
+    "ANTIPHON_SHADOW",
+    "ANTIPHON_REPLAY_KEY",
+)
 _OWN = re.compile(r"ANTIPHON_(?:TEST|BENCH|EXEC)")
 """Variables of our tests, benchmarks and of programs that ``antiphon exec`` starts."""
 

@@ -9,11 +9,12 @@ import concurrent.futures
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol
 
+from antiphon._minilm import model_folder
 from antiphon.errors import InvalidInput, missing_extra
 from antiphon.ops.app import Antiphon
 from antiphon.ops.cells import HELD, Row, Work, perform, perform_in_engine
@@ -134,7 +135,8 @@ class Local(_Pool):
         from antiphon.config.wiring import home
 
         context = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(1, mp_context=context, initializer=_at_home, initargs=(str(home().absolute()),))
+        places = {"ANTIPHON_HOME": str(home().absolute()), "ANTIPHON_MODELS": str(model_folder().parent.absolute())}
+        return ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(places,))
 
     def submit(self, batch: Sequence[Work]) -> None:
         """Take a batch; it waits for a process that has nothing to do."""
@@ -181,11 +183,11 @@ class Local(_Pool):
             pool.shutdown()
 
 
-def _at_home(folder: str) -> None:
-    """A worker keeps its state where the process that started it does."""
+def _begin(places: Mapping[str, str]) -> None:
+    """A worker keeps its state and finds its models where the process that started it does."""
     import signal
 
-    os.environ.setdefault("ANTIPHON_HOME", folder)
+    os.environ.update(places)
     os.dup2(2, 1)  # standard output belongs to the command
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the driver, which tells us
 

@@ -235,3 +235,14 @@ def test_another_sitecustomize_still_runs(program: Program, tmp_path: Path, monk
     (place / "sitecustomize.py").write_text("print('theirs')")
     monkeypatch.setenv("PYTHONPATH", str(place))
     assert program.run("--", "hi", code=_PLAIN).stdout.startswith("theirs\n")
+
+
+def test_a_program_finds_models_where_the_command_does(tmp_path: Path) -> None:
+    """Although its state folder is given by a variable, and that of the command is not."""
+    (tmp_path / "antiphon.toml").write_text("")
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env.pop("ANTIPHON_HOME", None)
+    print_folder = "from antiphon.similarity import model_folder; print(model_folder())"
+    command = [str(Path(sys.executable).parent / "antiphon"), "exec", "--", sys.executable, "-c", print_folder]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == str(tmp_path / "cache" / "antiphon" / "models" / "minilm-l6-v2")

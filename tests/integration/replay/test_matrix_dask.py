@@ -15,6 +15,7 @@ import pytest
 
 import antiphon
 from antiphon.errors import InvalidInput
+from antiphon.ops.entry import load_entry
 from antiphon.ops.executors import Dask, Local, executor_of
 from antiphon.ops.matrix import Status, resumed
 
@@ -74,6 +75,27 @@ def test_processes_of_this_machine_survive_the_kill_of_one(project: Path) -> Non
     )
     assert {row["status"] for row in rows} == {"pass"}
     assert len(paid(project)) <= 8 * 2 * 2 + len(kills) * 2, "at most what was in flight in two processes"
+
+
+PLACE = """
+from antiphon.similarity import model_folder
+def main(number):
+    return str(model_folder())
+"""
+
+
+def test_a_worker_finds_models_where_the_driver_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its state folder is given by a variable, and that of the driver is not."""
+    (project / "antiphon.toml").write_text("")
+    (project / "agent.py").write_text(PLACE)
+    monkeypatch.delenv("ANTIPHON_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(project / "cache"))
+    monkeypatch.setenv("ANTIPHON_STORE", f"sqlite:///{project}/runs.db")
+    app = antiphon.Antiphon()
+    run = app.record(load_entry("agent.py:main"), 1)
+    assert str(project / "cache") in run.output
+    (row,) = antiphon.matrix([run.id], ["new"], 1, app=app).run(Local(1)).to_dicts()
+    assert row["status"] == "pass", row["reasons"]
 
 
 DEADLY = """

@@ -35,6 +35,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_where_the_model_lives(tmp_path: Path) -> None:
+    assert model_folder({"ANTIPHON_MODELS": "/m", "ANTIPHON_HOME": "/data"}) == Path("/m/minilm-l6-v2")
     assert model_folder({"ANTIPHON_HOME": "/data/antiphon"}) == Path("/data/antiphon/models/minilm-l6-v2")
     assert model_folder({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/antiphon/models/minilm-l6-v2")
     assert model_folder({}) == Path.home() / ".cache/antiphon/models/minilm-l6-v2"
