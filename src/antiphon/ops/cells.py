@@ -10,12 +10,13 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from antiphon import _lineage
 from antiphon._gateway.ids import uuid7
+from antiphon._minilm import model_folder, require_model
 from antiphon._recording.manifest import source_digest, source_files
 from antiphon._replay.setup import code_of
 from antiphon.canonical import canonical_json
@@ -24,6 +25,7 @@ from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import load_entry
 from antiphon.ops.gateways import Gateway
 from antiphon.ops.replay import replay
+from antiphon.ops.reports import LazyEmbedder
 
 Work = dict[str, Any]
 """A cell on its way to a worker, as JSON."""
@@ -118,6 +120,7 @@ def _guarded(app: Antiphon, work: Work) -> Row:
                 hint="Bring the workers up to date, or plan the matrix anew.",
                 code="other_code",
             )
+    _check_settings(app, work["settings"])
     _now[work["key"]] = work
     result = _gateway(app).execute(
         {
@@ -140,6 +143,20 @@ def _guarded(app: Antiphon, work: Work) -> Row:
     if result.error.code == "in_flight":
         return {"status": HELD, "reasons": []}
     return _bad(result.error.code, result.error.message)
+
+
+def _check_settings(app: Antiphon, wanted: Mapping[str, Any]) -> None:
+    """Refuse, before a model is asked, to judge a cell by other settings than the rest of its matrix."""
+    if wanted["embedder"] == "minilm":
+        require_model(model_folder())
+    here = app.config.replay
+    other = [name for name in ("semantic_threshold", "exact_only") if getattr(here, name) != wanted[name]]
+    if other:
+        raise InvalidInput(
+            f"The worker has other settings than the matrix was started with: {', '.join(other)}.",
+            hint="Give the workers the configuration of whoever starts the matrix.",
+            code="other_settings",
+        )
 
 
 _now: dict[str, Work] = {}
@@ -172,7 +189,7 @@ def _gateway(app: Antiphon) -> Gateway:
 def _replayed(app: Antiphon, work: Work) -> Row:
     """Replay the run once, in the cell's own run."""
     began = time.perf_counter()
-    with_ = work["with"]
+    with_, settings = work["with"], work["settings"]
     report = replay(
         work["run"],
         app=app,
@@ -180,9 +197,10 @@ def _replayed(app: Antiphon, work: Work) -> Row:
         function=None if work["entry"] is None else resolve(work["entry"]),
         llm=None if with_.get("llm") is None else resolve(with_["llm"]),
         **{name: with_[name] for name in ("model", "temperature", "seed", "prompt") if with_.get(name) is not None},
-        min_ars=work["minArs"],
+        min_ars=settings["min_ars"],
+        embedder=LazyEmbedder(settings["embedder"]),
         into=run_of(work["run"], work["key"]),
-        sandbox=work["sandbox"],
+        sandbox=settings["sandbox"],
     )
     data = report.to_wire()
     spent = data["spent"]

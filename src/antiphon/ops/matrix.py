@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import orjson
 
+from antiphon import similarity
 from antiphon._diff import plural
 from antiphon._gateway.ids import uuid7
 from antiphon._version import __version__
@@ -152,6 +153,8 @@ class Document(msgspec.Struct, rename="camel", omit_defaults=True):
     config: str | None = None
     sandbox: bool = True
     sizes: dict[str, int] = {}
+    settings: dict[str, Any] = {}
+    """What decides a verdict, as it was when the matrix was started first."""
 
 
 def select(app: Antiphon, words: str) -> list[str]:
@@ -436,14 +439,14 @@ class Plan:
         document = self.document
         changed = {name: value for name, value in msgspec.to_builtins(variant).items() if name not in ("name", "entry")}
         named_ = digest_of(
-            2,
+            3,
             run,
             document.sizes.get(run, 0),
             self._code,
             changed,
             variant.entry,
             sample,
-            document.min_ars,
+            document.settings,
             document.salt,
         )
         return {
@@ -454,8 +457,7 @@ class Plan:
             "with": changed,
             "entry": variant.entry or document.entries.get(run, document.entries[""]),
             "code": document.code,
-            "minArs": document.min_ars,
-            "sandbox": document.sandbox,
+            "settings": document.settings,
             "store": document.store,
             "tenant": document.tenant,
             "workspace": document.workspace,
@@ -469,7 +471,7 @@ class Plan:
         if executor is None:
             executor = Here(self.app) if here or self.app.store.in_process else Local()
         self._check(executor, here)
-        self._review()
+        self._settle()
         table = Table(folder_of(self.id), document)
         if document.budget is not None:
             priced = self.estimate()
@@ -510,17 +512,40 @@ class Plan:
                 path="on",
             )
 
-    def _review(self) -> None:
+    def _settle(self) -> None:
+        """Note what decides a verdict at the first start; refuse a later start with something else."""
+        document, replay = self.document, self.app.config.replay
+        embedder = similarity.load(replay.embedder)
+        found = {
+            "min_ars": replay.min_ars if document.min_ars is None else document.min_ars,
+            "semantic_threshold": replay.semantic_threshold,
+            "exact_only": replay.exact_only,
+            "embedder": "lexical" if embedder is similarity.lexical else "minilm",
+            "sandbox": document.sandbox,
+            "side_effects": self._review(),
+        }
+        changed = [name for name, value in found.items() if document.settings.get(name, value) != value]
+        if changed:
+            raise InvalidInput(
+                f"{', '.join(changed)}: changed since the matrix {self.id} was started.",
+                hint="Set it back, or start a new matrix: one table never mixes two versions.",
+                code="other_settings",
+            )
+        document.settings = found
+
+    def _review(self) -> dict[str, dict[str, bool]]:
         """The review of side effects that every explore replay needs, once for each entry point (K6)."""
         document = self.document
         first: dict[str, str] = {}
         for run in document.runs:
             first.setdefault(document.entries.get(run, document.entries[""]), run)
-        for run in first.values():
+        found: dict[str, dict[str, bool]] = {}
+        for target, run in first.items():
             manifest = self.app.journal.manifest(run)
             if manifest is None:
                 raise NotFound(f"There is no run {run} any more.")
-            gate(manifest.entry, known_tools(self.app, load_recording(self.app, manifest)))
+            found[target] = gate(manifest.entry, known_tools(self.app, load_recording(self.app, manifest)))
+        return found
 
 
 class Table:
@@ -886,6 +911,7 @@ class Matrix:
             "runs": len(document.runs),
             "rounds": document.rounds,
             "metric": document.metric,
+            "embedder": document.settings.get("embedder", ""),
             "alpha": document.alpha,
             "margin": document.margin,
             "stopped": self.stopped,
@@ -902,7 +928,8 @@ class Matrix:
 
     def _lines(self) -> Iterator[str]:
         document = self.document
-        yield f"{plural(len(document.runs), 'run')}, {plural(len(document.variants), 'variant')}"
+        used = f", embedder: {document.settings['embedder']}" if document.settings else ""
+        yield f"{plural(len(document.runs), 'run')}, {plural(len(document.variants), 'variant')}{used}"
         for lane in self.lanes():
             rate = "-" if lane["passRate"] is None else f"{lane['passRate']:.1%} pass, mean ARS {lane['meanScore']:.3f}"
             bad = f", {plural(lane['errors'], 'bad row')}" if lane["errors"] else ""

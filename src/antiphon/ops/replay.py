@@ -242,7 +242,7 @@ def _explore(
             code="entry_missing",
         )
     reviewed = gate(recording.manifest.entry, known_tools(app, recording))
-    texts = embedder if embedder is not None else LazyEmbedder(app)
+    texts = embedder if embedder is not None else LazyEmbedder(app.config.replay.embedder)
 
     def sample(wanted: Exploration, kind: str) -> dict[str, Any]:
         explored = execute_exploring(

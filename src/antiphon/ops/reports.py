@@ -86,8 +86,8 @@ class Report:
 class LazyEmbedder:
     """The configured way to compare texts, loaded when two texts differ."""
 
-    def __init__(self, app: Antiphon) -> None:
-        self._wanted = app.config.replay.embedder
+    def __init__(self, wanted: str) -> None:
+        self._wanted = wanted
         self._found: Any = None
 
     @property
@@ -253,7 +253,7 @@ def score_runs(
         new,
         outputs_of(recorded),
         outputs,
-        embedder or LazyEmbedder(app),
+        embedder or LazyEmbedder(app.config.replay.embedder),
         lambda value: replayed.view(recorded.view(value)),
         min_ars=min_ars,
         violations=scoring.effect_gate(structure),
@@ -314,7 +314,7 @@ def strict_report(
             sum(call.kind != "llm" for call in missed),
             outputs,
             current,
-            embedder or LazyEmbedder(app),
+            embedder or LazyEmbedder(app.config.replay.embedder),
             recording.view,
             min_ars=floor,
             divergences=divergences,

@@ -514,6 +514,7 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
     parts = (
         _section("Verdict", {"kind": "list", "items": said}) if said else None,
         _tiles("Variants", tiles),
+        _remark(f"Embedder: {result['embedder']}." if result.get("embedder") else ""),
         _section(
             "Runs that did not pass everywhere, lowest first",
             _remark("A list to look at: single runs are not tested."),

@@ -14,7 +14,7 @@ import antiphon
 from antiphon.errors import InvalidInput, NotFound, ReplayBlocked
 from antiphon.ops.cells import perform
 from antiphon.ops.executors import Executor, Here
-from antiphon.ops.matrix import Status, matrices, one_matrix, resumed, select
+from antiphon.ops.matrix import Plan, Status, matrices, one_matrix, resumed, select
 from tests.unit.replay.kit import memory_app, says
 
 PRICES = {"old": {"input": 1.0, "output": 10.0}, "new": {"input": 2.0, "output": 20.0}}
@@ -119,6 +119,58 @@ def test_equal_cells_are_paid_for_once_unless_they_are_asked_for_afresh(agent: A
     assert all(row["reused"] for row in again.to_dicts())
     agent.plan(runs, fresh=True).run()
     assert len(agent.provider.asked) == 8
+
+
+@pytest.mark.parametrize("changed", [{"min_ars": 0.9}, {"semantic_threshold": 0.9}, {"exact_only": True}])
+def test_other_settings_make_other_cells(agent: Agent, changed: dict[str, Any]) -> None:
+    runs = agent.record(1)
+    plan = agent.plan(runs)
+    first = plan.run()
+    assert first.to_wire()["embedder"] == "lexical"
+    assert "embedder: lexical" in first.text()
+    agent.provider.asked.clear()
+    other = antiphon.Antiphon({"replay": {"embedder": "lexical", **changed}}, store=agent.app.store)
+    agent.plan(runs, app=other).run()
+    assert len(agent.provider.asked) == 4
+    with pytest.raises(InvalidInput, match=f"{next(iter(changed))}: changed since") as refused:
+        Plan(other, plan.document).run()
+    assert refused.value.code == "other_settings"
+
+
+def test_a_sandbox_or_its_absence_makes_other_cells(agent: Agent) -> None:
+    runs = agent.record(1)
+    agent.plan(runs).run()
+    agent.provider.asked.clear()
+    agent.plan(runs, sandbox=False).run()
+    assert len(agent.provider.asked) == 4
+
+
+def test_another_review_of_side_effects_makes_other_cells(agent: Agent, home: Path) -> None:
+    runs = agent.record(1)
+    plan = agent.plan(runs)
+    plan.run()
+    agent.provider.asked.clear()
+    (home / "side_effect" / "side_effects.yaml").write_text("tools: {send: true}\ndone: true\n")
+    with pytest.raises(InvalidInput, match="side_effects: changed since"):
+        plan.run()
+    agent.plan(runs).run()
+    assert len(agent.provider.asked) == 4
+
+
+def test_a_worker_judges_by_the_settings_of_the_matrix_or_not_at_all(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = agent.plan(agent.record(1), min_ars=0.7)
+    plan.run()
+    agent.provider.asked.clear()
+    plan.document.salt = "again"
+    work = plan.work(plan.document.runs[0], plan.document.variants[0], 0)
+    other = antiphon.Antiphon({"replay": {"embedder": "lexical", "exact_only": True}}, store=agent.app.store)
+    assert perform([work], other)[0]["code"] == "other_settings"
+    monkeypatch.setenv("ANTIPHON_MODELS", "/nowhere")
+    without = {**work, "settings": {**work["settings"], "embedder": "minilm"}}
+    assert perform([without], agent.app)[0]["code"] == "model_missing"
+    assert agent.provider.asked == []
 
 
 def test_the_estimate_is_what_is_spent(agent: Agent) -> None:

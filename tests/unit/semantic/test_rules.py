@@ -209,7 +209,7 @@ def test_an_embedder_says_from_which_cosine_texts_mean_the_same() -> None:
 
 def test_spelling_is_not_meaning_also_where_the_embedder_is_loaded_late() -> None:
     app: Any = SimpleNamespace(config=SimpleNamespace(replay=SimpleNamespace(embedder="lexical")))
-    embedder = LazyEmbedder(app)
+    embedder = LazyEmbedder(app.config.replay.embedder)
     recorded = "the long history of gardening in northern Scandinavia"
     assert not similar_arguments({"q": recorded}, {"q": f"not {recorded}"}, embedder).hit
     assert embedder.name == "none needed"
