@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -84,29 +85,59 @@ def source_digest(function: Callable[..., Any] | None) -> str | None:
 def source_files(function: Callable[..., Any] | None) -> dict[str, str] | None:
     """The project's files that *function* can reach, and digests of their source.
 
-    Followed are the modules, functions and classes that a module names, and what its functions import when they run.
-    Installed packages and files outside the folder of *function*'s project are not looked at.
+    Followed are the modules, functions and classes that a module names, and what its source imports anywhere, also
+    where that has not run yet; nothing is imported for that. Installed packages and files outside the folder of
+    *function*'s project are not looked at.
     """
     first = sys.modules.get(getattr(inspect.unwrap(function), "__module__", "")) if function is not None else None
     file = _own_file(getattr(first, "__file__", None))
     if first is None or file is None:
         return None
     root = _project(file.parent)
+    folders = _folders(root, str(Path.cwd()), tuple(sys.path))
     found: dict[str, str] = {}
-    waiting, seen = [(first, file)], {first.__name__}
+    waiting, seen = [(first.__name__, file)], {first.__name__}
     while waiting and len(found) < _MAX_FILES:
         module, path = waiting.pop()
-        digest = _file_digest(str(path), _stamp(path))
+        digest, imports = _read(str(path), _stamp(path), _package(module, path))
         if digest is not None:
             found[path.relative_to(root).as_posix()] = digest
-        for name in _named(module):
-            if name in seen or name not in sys.modules:
+        for name in (*imports, *_named(sys.modules.get(module))):
+            if name in seen:
                 continue
             seen.add(name)
-            place = _own_file(getattr(sys.modules[name], "__file__", None))
+            place = _file_of(name, folders)
             if place is not None and place.is_relative_to(root):
-                waiting.append((sys.modules[name], place))
+                waiting.append((name, place))
     return dict(sorted(found.items())) or None
+
+
+@lru_cache(maxsize=64)
+def _folders(root: Path, working: str, places: tuple[Any, ...]) -> tuple[str, ...]:
+    """Where modules of the project are looked for."""
+    found = (os.path.realpath(Path(working, place)) for place in places if isinstance(place, str))
+    return tuple(folder for folder in found if Path(folder).is_relative_to(root))
+
+
+def _file_of(name: str, folders: tuple[str, ...]) -> Path | None:
+    """The user's file of a module, loaded or not; one that is not loaded is looked for in *folders* or its package."""
+    if name in sys.modules:
+        return _own_file(getattr(sys.modules[name], "__file__", None))
+    above, _, last = name.rpartition(".")
+    if above in sys.modules:
+        try:
+            folders = tuple(map(str, getattr(sys.modules[above], "__path__", ())))
+        except Exception:  # a package may have anything there
+            return None
+    else:
+        last = name.replace(".", "/")
+    return _looked_for(last, folders) if folders else None
+
+
+@lru_cache(maxsize=16_384)
+def _looked_for(name: str, folders: tuple[str, ...]) -> Path | None:
+    files = (f"{folder}/{name}{end}" for folder in folders for end in (".py", "/__init__.py"))
+    return next((_own_file(file) for file in files if os.path.isfile(file)), None)  # noqa: PTH113
 
 
 @lru_cache(maxsize=16_384)
@@ -126,15 +157,17 @@ def _project(folder: Path) -> Path:
 
 
 def _named(module: Any) -> Iterator[str]:
-    """The names of modules that the objects of *module* come from, and that its functions import."""
-    for value in list(vars(module).values()):
-        if inspect.ismodule(value):
-            yield value.__name__
-            continue
-        yield str(getattr(value, "__module__", None) or "")
-        code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
-        if code is not None and getattr(value, "__module__", None) == module.__name__:
-            yield from code.co_names
+    """The names of loaded modules that the objects of *module* come from."""
+    for value in [] if module is None else list(vars(module).values()):
+        name = value.__name__ if inspect.ismodule(value) else str(getattr(value, "__module__", None) or "")
+        if name in sys.modules:
+            yield name
+
+
+def _package(module: str, path: Path) -> str:
+    """What relative imports of a module start from."""
+    known = getattr(sys.modules.get(module), "__package__", None)
+    return str(known or (module if path.name == "__init__.py" else module.rpartition(".")[0]))
 
 
 def _stamp(path: Path) -> tuple[int, int]:
@@ -145,12 +178,32 @@ def _stamp(path: Path) -> tuple[int, int]:
     return known.st_mtime_ns, known.st_size
 
 
+_DOTTED = re.compile(r"[\w.]{1,200}")
+_TYPES = re.compile(r"^if (?:typing\.)?TYPE_CHECKING:\n(?:[ \t]+[^\n]*\n|\n)*", re.M)
+_NAMES = r"(\([^)]*\)|(?:\\\n|[^\n;#])+)"
+_IMPORTS = re.compile(rf"(?:^|[;:])[ \t]*(?:from[ \t]+([.\w]+)[ \t]+)?import\b[ \t]*{_NAMES}", re.M)
+_BY_NAME = re.compile(r"(?:import_module|__import__)\(\s*[\"']([\w.]+)[\"']")
+
+
 @lru_cache(maxsize=1024)
-def _file_digest(path: str, stamp: tuple[int, int]) -> str | None:
+def _read(path: str, stamp: tuple[int, int], package: str) -> tuple[str | None, tuple[str, ...]]:
+    """The digest of a file, and the modules that its imports may mean, with the packages around them.
+
+    A parser would take a hundred times as long. Words too many (of comments, ``as``) do no harm: they name no file.
+    """
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        data = Path(path).read_bytes()
     except OSError:
-        return None
+        return None, ()
+    text = _TYPES.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
+    imports = [(origin, name) for origin, names in _IMPORTS.findall(text) for name in _DOTTED.findall(names)]
+    found: dict[str, None] = {}
+    for origin, name in (*imports, *(("", name) for name in _BY_NAME.findall(text))):
+        above = len(origin) - len(origin.lstrip("."))
+        around = package.split(".")[: 1 - above or None] if above else []
+        parts = [part for part in (*around, *origin.split("."), *name.split(".")) if part]
+        found |= dict.fromkeys(".".join(parts[:end]) for end in range(1, len(parts) + 1))
+    return hashlib.sha256(data).hexdigest(), tuple(found)
 
 
 @lru_cache(maxsize=1)
