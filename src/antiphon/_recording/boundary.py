@@ -176,6 +176,7 @@ class Boundary:
     ) -> None:
         """Write the outcome: ``ok``, ``error`` or ``refusal``."""
         payload: dict[str, Any] = {"outcome": outcome}
+        reason = (meta or {}).get("refusalReason") if error is None else error.get("message", "")
         if error is not None:
             payload["error"] = error
         if error is None or value is not None:
@@ -197,12 +198,12 @@ class Boundary:
             if fresh and self._keyed and not self.stream:
                 await scope.llm_cache.keep(*self._place, value)
         if self._live is not None and self.kind == "llm":
-            await self._judged(outcome, meta or {})
+            await self._judged(outcome, reason)
 
-    async def _judged(self, outcome: str, meta: dict[str, Any]) -> None:
+    async def _judged(self, outcome: str, reason: str | None) -> None:
         """A model that was really asked by a replay may have refused where it had not, or the other way round (L4)."""
         judge = getattr(self.scope.invoker, "judge", None)
-        found = None if judge is None else judge(self._live, outcome, meta.get("refusalReason"))
+        found = None if judge is None else judge(self._live, outcome, reason)
         if found is not None:
             if self.scope.records:
                 await self._write((self.scope.encode(REFUSAL_EVENT, self.site, found.payload, {}),))

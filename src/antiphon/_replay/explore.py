@@ -90,8 +90,8 @@ class ExploreInvoker:
         self.model_hits: int = 0
         self.reused: int = 0
         self.live_models: int = 0
-        self.failed_models: int = 0
-        """How often the function that was given to answer model calls failed."""
+        self.unanswered: dict[str, str] = {}
+        """Model requests that failed and were not answered when they were made again: why, by their digest."""
         self.semantic: list[SemanticHit] = []
         self.blocked: list[Blocked] = []
         self.new: list[tuple[str, Any]] = []
@@ -175,8 +175,8 @@ class ExploreInvoker:
                 response = self._llm(dict(call.body or {}))
                 if inspect.isawaitable(response):
                     response = await response
-        except Exception:
-            self.failed_models += 1
+        except Exception as error:
+            self.unanswered[call.digest] = str(error)
             raise
         account = summarise(response, call.dialect)
         meta: dict[str, Any] = {"usage": account["usage"], "stopReason": account["stopReason"]}
@@ -199,7 +199,14 @@ class ExploreInvoker:
             self._standing[call.site.call] = found
 
     def judge(self, call: Invocation, outcome: str, reason: str | None) -> RefusalFound | None:
-        """Whether a model that was asked refused where it had answered, or the other way round (L4)."""
+        """Whether a model that was asked refused where it had answered, or the other way round (L4).
+
+        *reason* is that of the refusal, or why the model could not be asked.
+        """
+        if outcome == "error":
+            self.unanswered[call.digest] = str(reason)
+        else:
+            self.unanswered.pop(call.digest, None)
         recorded = self._standing.pop(call.site.call, None)
         found = None if recorded is None else refusal_divergence(self._recording, recorded, outcome, reason)
         if found is not None:
@@ -212,7 +219,11 @@ class ExploreInvoker:
     def _model(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
         found = self._recording.find(call.site.lane, call.name, call.digest, call.site.nth)
         if rule.mode == "live" and not self._before_fork(found):
-            self._check(call)
+            try:
+                self._check(call)
+            except MaskedArgument as error:
+                self.unanswered[call.digest] = error.message
+                raise
             self.live_models += 1
             return None
         found = found or self._next(call, again=False)

@@ -204,8 +204,8 @@ def _replayed(app: Antiphon, work: Work) -> Row:
     )
     data = report.to_wire()
     spent = data["spent"]
-    if data.get("error") and (spent["failed"] or data["liveModelErrors"]):
-        raise ModelFailed(f"The model could not be asked: {data['error'].get('message', '')}"[:_LONG])
+    if data["unanswered"]:  # whatever the agent made of it
+        raise ModelFailed(f"The model could not be asked: {data['unanswered'][0]}"[:_LONG])
     return {
         "status": report.verdict,
         "score": round(float(data["ars"]["score"]), 6),

@@ -28,11 +28,15 @@ class Provider:
         self.wrong: set[str] = set()
         self.stop_at: set[int] = set()
         self.broken: set[str] = set()
+        self.fail_at: set[int] = set()
+        self.writes: Path | None = None
         self.down = False
 
     def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
         self.asked.append((body["model"], body["messages"][-1]["content"]))
-        if self.down:
+        if self.writes is not None:
+            self.writes.write_text("asked")
+        if self.down or len(self.asked) in self.fail_at:
             raise ConnectionError("no route")
         if body["model"] in self.broken:
             raise ConnectionError("no such model")
@@ -50,13 +54,21 @@ class Agent:
             store=memory_app().store,
         )
         self.provider = Provider()
+        self.careless = False
+        self.tries = 1
 
     def main(self, question: str) -> str:
         run = antiphon.current_run()
         said = ""
         for turn in range(2):
             request = {"model": "old", "messages": [{"role": "user", "content": f"{question} {turn}"}]}
-            said += run.llm(request, self.provider)["choices"][0]["message"]["content"]
+            for left in reversed(range(self.tries)):
+                try:
+                    said += run.llm(request, self.provider)["choices"][0]["message"]["content"]
+                    break
+                except Exception:
+                    if not self.careless and not left:
+                        raise
         return said
 
     def record(self, count: int) -> list[str]:
@@ -234,6 +246,42 @@ def test_a_model_that_cannot_be_asked_is_a_bad_row_and_is_tried_again(agent: Age
     assert {row["status"] for row in again.to_dicts()} == {"pass"}
     assert len(again.to_dicts()) == 4
     assert again.verdicts()[0]["leftOut"] == 0
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["a client that is given", "the agent's own client"])
+def test_a_model_that_cannot_be_asked_is_a_bad_row_although_the_agent_goes_on(agent: Agent, given: bool) -> None:
+    agent.careless = True
+    runs = agent.record(2)
+    agent.provider.broken = {"new"}
+    plan = agent.plan(runs, **({} if given else {"llm": None}))
+    rows = plan.run().to_dicts()
+    assert {(row["variant"], row["status"]) for row in rows} == {("baseline", "pass"), ("new", "error")}
+    assert {tuple(row["reasons"]) for row in rows if row["variant"] == "new"} == {
+        ("The model could not be asked: no such model",)
+    }
+    agent.provider.broken = set()
+    assert {row["status"] for row in plan.run().to_dicts()} == {"pass"}
+
+
+def test_what_the_sandbox_refuses_a_model_client_is_a_bad_row(agent: Agent, home: Path) -> None:
+    agent.careless = True
+    runs = agent.record(1)
+    agent.provider.writes = home / "log"
+    rows = agent.plan(runs, llm=None).run().to_dicts()
+    assert {(row["status"], row["code"]) for row in rows} == {("error", "model_failed")}
+    assert "Refused in the replay sandbox" in rows[0]["reasons"][0]
+
+
+def test_a_request_that_is_answered_when_it_is_made_again_is_answered(agent: Agent) -> None:
+    agent.tries = 2
+    runs = agent.record(1)
+    agent.provider.fail_at = {1}
+    rows = agent.plan(runs, baseline=False).run().to_dicts()
+    assert [row["status"] for row in rows] == ["pass"]
+    agent.provider.asked.clear()
+    rows = agent.plan(runs, baseline=False, llm=None, fresh=True).run().to_dicts()
+    assert [row["status"] for row in rows] == ["pass"]
+    assert rows[0]["calls"] == len(agent.provider.asked) == 3
 
 
 def test_cells_that_fail_and_leave_it_undecided_are_no_success(agent: Agent) -> None:
