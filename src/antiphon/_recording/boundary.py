@@ -11,7 +11,7 @@ from antiphon._lineage import permitted
 from antiphon._recording.resumed import EARLIER
 from antiphon._scope import ORPHAN_LANE, RunScope, Site, undoing
 from antiphon.canonical import canonical_digest
-from antiphon.errors import AntiphonError, RunCancelled, StoreError, class_name
+from antiphon.errors import AntiphonError, Divergence, MaskedArgument, RunCancelled, StoreError, class_name
 from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
 
 log = logging.getLogger("antiphon.run")
@@ -91,7 +91,15 @@ class Boundary:
             dialect=str(self.payload.get("provider", "")),
             heard=self._heard if self._keyed and EARLIER in scope.gateway_state else None,
         )
-        answer = await scope.invoker.answer(call)
+        try:
+            answer = await scope.invoker.answer(call)
+        except Exception as error:
+            asked = self.kind == "llm" and getattr(scope.invoker, "answers_models", False)
+            if asked and not isinstance(error, (Divergence, MaskedArgument)):
+                self._live = call  # a model was asked, as if the code had asked its own
+                await self.start()
+                await self.finish("error", error=error_payload(error))
+            raise
         if answer is None or answer.source == "live":
             self._live = call
         elif self.asynchronous and answer.chunks is None and was_given_up(answer.error):
@@ -176,7 +184,7 @@ class Boundary:
     ) -> None:
         """Write the outcome: ``ok``, ``error`` or ``refusal``."""
         payload: dict[str, Any] = {"outcome": outcome}
-        reason = (meta or {}).get("refusalReason") if error is None else error.get("message", "")
+        failure = error
         if error is not None:
             payload["error"] = error
         if error is None or value is not None:
@@ -198,12 +206,12 @@ class Boundary:
             if fresh and self._keyed and not self.stream:
                 await scope.llm_cache.keep(*self._place, value)
         if self._live is not None and self.kind == "llm":
-            await self._judged(outcome, reason)
+            await self._judged(outcome, meta or {}, failure)
 
-    async def _judged(self, outcome: str, reason: str | None) -> None:
+    async def _judged(self, outcome: str, meta: dict[str, Any], failure: dict[str, Any] | None) -> None:
         """A model that was really asked by a replay may have refused where it had not, or the other way round (L4)."""
         judge = getattr(self.scope.invoker, "judge", None)
-        found = None if judge is None else judge(self._live, outcome, reason)
+        found = None if judge is None else judge(self._live, outcome, meta.get("refusalReason"), failure)
         if found is not None:
             if self.scope.records:
                 await self._write((self.scope.encode(REFUSAL_EVENT, self.site, found.payload, {}),))

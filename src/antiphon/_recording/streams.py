@@ -14,9 +14,8 @@ from typing import Any
 from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon.errors import CallFailed, ReplayMiss, raised_again
-from antiphon.ports import Answer
+from antiphon.ports import BROKEN_OFF, Answer
 
-BROKEN_OFF = "stream_broken_off"
 STREAM = {"stream": True}
 _END: Any = object()
 

@@ -17,7 +17,7 @@ from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live, reviewed_as
 from antiphon.errors import MaskedArgument, ReplayMiss
 from antiphon.llm.response import summarise
-from antiphon.ports import Answer, Invocation
+from antiphon.ports import BROKEN_OFF, Answer, Invocation
 from antiphon.similarity import SemanticIndex
 
 _FAULTS: Mapping[str, dict[str, Any]] = {
@@ -92,6 +92,7 @@ class ExploreInvoker:
         self.live_models: int = 0
         self.unanswered: dict[str, str] = {}
         """Model requests that failed and were not answered when they were made again: why, by their digest."""
+        self._answered: set[str] = set()
         self.semantic: list[SemanticHit] = []
         self.blocked: list[Blocked] = []
         self.new: list[tuple[str, Any]] = []
@@ -170,14 +171,10 @@ class ExploreInvoker:
     async def _ask(self, call: Invocation) -> Answer:
         """The model this replay was given answers instead of the one the code knows."""
         assert self._llm is not None
-        try:
-            with outside():
-                response = self._llm(dict(call.body or {}))
-                if inspect.isawaitable(response):
-                    response = await response
-        except Exception as error:
-            self.unanswered[call.digest] = str(error)
-            raise
+        with outside():
+            response = self._llm(dict(call.body or {}))
+            if inspect.isawaitable(response):
+                response = await response
         account = summarise(response, call.dialect)
         meta: dict[str, Any] = {"usage": account["usage"], "stopReason": account["stopReason"]}
         if account["kind"] == "refusal":
@@ -198,20 +195,25 @@ class ExploreInvoker:
         if found is not None:
             self._standing[call.site.call] = found
 
-    def judge(self, call: Invocation, outcome: str, reason: str | None) -> RefusalFound | None:
-        """Whether a model that was asked refused where it had answered, or the other way round (L4).
-
-        *reason* is that of the refusal, or why the model could not be asked.
-        """
-        if outcome == "error":
-            self.unanswered[call.digest] = str(reason)
-        else:
-            self.unanswered.pop(call.digest, None)
+    def judge(
+        self, call: Invocation, outcome: str, reason: str | None, failure: Mapping[str, Any] | None = None
+    ) -> RefusalFound | None:
+        """Whether a model that was asked refused where it had answered, or the other way round (L4)."""
+        self._heard(call.digest, failure)
         recorded = self._standing.pop(call.site.call, None)
         found = None if recorded is None else refusal_divergence(self._recording, recorded, outcome, reason)
         if found is not None:
             self.refusals.append(found)
         return found
+
+    def _heard(self, digest: str, failure: Mapping[str, Any] | None) -> None:
+        """Note whether a request was answered; a stream that was left, or a task that was not needed, is no failure."""
+        failure = {} if failure is None or failure.get("code") == BROKEN_OFF else failure
+        if not failure:
+            self._answered.add(digest)
+            self.unanswered.pop(digest, None)
+        elif digest not in self._answered or failure.get("code") != "CancelledError":
+            self.unanswered[digest] = str(failure.get("message", ""))
 
     def _before_fork(self, call: RecordedCall | None) -> bool:
         return self._fork_at is not None and call is not None and call.started < self._fork_at

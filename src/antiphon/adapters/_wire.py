@@ -15,10 +15,9 @@ import orjson
 from antiphon._drive import AFTER, was_given_up
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary
-from antiphon._recording.streams import BROKEN_OFF
 from antiphon._scope import RunScope
 from antiphon.llm.stream import assemble_response, sse_events
-from antiphon.ports import Answer
+from antiphon.ports import BROKEN_OFF, Answer
 
 _PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"/chat/completions/*$"), "openai-chat"),

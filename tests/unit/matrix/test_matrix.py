@@ -276,12 +276,11 @@ def test_a_request_that_is_answered_when_it_is_made_again_is_answered(agent: Age
     agent.tries = 2
     runs = agent.record(1)
     agent.provider.fail_at = {1}
-    rows = agent.plan(runs, baseline=False).run().to_dicts()
-    assert [row["status"] for row in rows] == ["pass"]
-    agent.provider.asked.clear()
-    rows = agent.plan(runs, baseline=False, llm=None, fresh=True).run().to_dicts()
-    assert [row["status"] for row in rows] == ["pass"]
-    assert rows[0]["calls"] == len(agent.provider.asked) == 3
+    for client in (agent.provider, None):
+        agent.provider.asked.clear()
+        rows = agent.plan(runs, baseline=False, llm=client, fresh=True).run().to_dicts()
+        assert [row["status"] for row in rows] == ["pass"]
+        assert rows[0]["calls"] == len(agent.provider.asked) == 3
 
 
 def test_cells_that_fail_and_leave_it_undecided_are_no_success(agent: Agent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
@@ -241,3 +242,57 @@ def test_a_prompt_that_changed_is_named() -> None:
     template = "Be careful, {who}"
     changed = agent.explore(run, main)["changes"]["prompt"]
     assert changed == {"system": {"artifact": "Be brief, {who}", "current": "Be careful, {who}"}}
+
+
+def test_a_stream_that_its_reader_leaves_was_answered() -> None:
+    app = memory_app()
+
+    def chunks(body: Any) -> Any:
+        for word in ("a", "b", "c"):
+            yield {"choices": [{"index": 0, "delta": {"content": word}}]}
+
+    def main() -> str:
+        request = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "go"}]}
+        for chunk in antiphon.current_run().llm(request, chunks):
+            return str(chunk["choices"][0]["delta"]["content"])
+        return ""
+
+    run = app.record(main)
+    report = antiphon.replay(run, app=app, function=main, mode="explore")
+    assert report.passed, report["verdictReasons"]
+    assert report["unanswered"] == []
+    assert run.events()[-2].payload["error"]["code"] == "stream_broken_off"
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["cancelled before the answer", "cancelled after the answer"])
+def test_a_task_that_was_not_needed_is_no_failure(first: int) -> None:
+    app = memory_app()
+
+    async def main() -> str:
+        request = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
+        begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def never(body: Any) -> Any:
+            begun.set_result(None)
+            await asyncio.get_running_loop().create_future()
+
+        async def now(body: Any) -> Any:
+            return says("yes")
+
+        run = antiphon.current_run()
+        slow = asyncio.ensure_future(run.llm(request, never))
+        await begun
+        if not first:
+            slow.cancel()
+            await asyncio.gather(slow, return_exceptions=True)
+        said = await run.llm(request, now)
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+        return str(said["choices"][0]["message"]["content"])
+
+    async def recorded() -> Any:
+        return await app.record(main)
+
+    run = asyncio.run(recorded())
+    report = antiphon.replay(run, app=app, function=main, mode="explore")
+    assert report["unanswered"] == []
