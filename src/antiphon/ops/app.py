@@ -620,6 +620,8 @@ class Spent:
         self.cost: float = 0.0
         self.unpriced: dict[str, None] = {}
         """Models without a price."""
+        self.without_usage: int = 0
+        """Calls whose answer told no usage: their cost is not known."""
 
     def add(self, event: Event) -> None:
         """Count an event, in the order of the run."""
@@ -633,7 +635,9 @@ class Spent:
             self.output_tokens += taken
             model = self._asked[event.call]
             self.cost += cost_of(self._prices.get(model), usage)
-            self.failed += event.payload.get("outcome") == "error"
+            failed = event.payload.get("outcome") == "error"
+            self.failed += failed
+            self.without_usage += not (failed or given or taken)
             if model not in self._prices:
                 self.unpriced[model] = None
 
@@ -641,6 +645,7 @@ class Spent:
         return {
             "calls": self.calls,
             "failed": self.failed,
+            "withoutUsage": self.without_usage,
             "inputTokens": self.input_tokens,
             "outputTokens": self.output_tokens,
             "cost": self.cost,

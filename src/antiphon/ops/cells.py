@@ -34,6 +34,8 @@ Row = dict[str, Any]
 
 HELD = "held"
 """The status of a cell that another process works on."""
+SPENT = ("calls", "withoutUsage", "inputTokens", "outputTokens", "cost")
+"""The fields of a row that tell what its models were asked for."""
 _NAME, _NAMESPACE = "cell", "matrix"
 _LEASE_MS = 30_000
 _REASONS, _LONG = 3, 300
@@ -212,7 +214,8 @@ def _replayed(app: Antiphon, work: Work) -> Row:
         "reasons": [str(reason)[:_LONG] for reason in data["verdictReasons"][:_REASONS]],
         "refused": bool(data.get("refusals")),
         "replayRun": data["replayRun"],
-        **{name: spent[name] for name in ("calls", "inputTokens", "outputTokens", "cost")},
+        "matrix": work["matrix"],
+        **{name: spent[name] for name in SPENT},
         "seconds": round(time.perf_counter() - began, 4),
     }
 

@@ -7,11 +7,15 @@ be interrupted at any time, and whoever starts it again goes on.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,16 +28,18 @@ from antiphon._gateway.ids import uuid7
 from antiphon._version import __version__
 from antiphon.config.wiring import ensure_home
 from antiphon.contract.events import RunManifest
-from antiphon.errors import InvalidInput, NotFound
+from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, silent
 from antiphon.ops.app import Antiphon, Spent, cost_of, current
 from antiphon.ops.artifacts import open_run
-from antiphon.ops.cells import HELD, Row, Work, code_at, digest_of, is_here, named
+from antiphon.ops.cells import HELD, SPENT, Row, Work, code_at, digest_of, is_here, named, run_of
 from antiphon.ops.execution import known_tools
 from antiphon.ops.executors import Executor, Here, Local
 from antiphon.ops.runs import all_runs, events_of, is_audit, load_recording, real_status
 from antiphon.ops.side_effects import gate
 from antiphon.scoring.sequential import Comparison, shares
+
+log: logging.Logger = logging.getLogger("antiphon.matrix")
 
 Metric = Literal["pass", "score"]
 BASELINE = "baseline"
@@ -42,7 +48,7 @@ CAP = 5
 _BATCH_S, _LARGEST = 0.25, 32
 """A batch is so long that handing it out costs nothing beside it."""
 _LOWEST, _REASONS = 10, 3
-_FOLDER, _PLAN, _TABLE = "matrix", "plan.json", "table.jsonl"
+_FOLDER, _PLAN, _TABLE, _LOCK = "matrix", "plan.json", "table.jsonl", "lock"
 _WORDS = re.compile(r"(name|status|since|limit)=(\S+)")
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -73,7 +79,7 @@ class Estimate(NamedTuple):
     """``None`` if a model has no price."""
     unpriced: list[str]
     without_usage: int
-    """Runs whose recording tells no usage: they are counted with no tokens."""
+    """Runs with model calls whose recording tells no usage: these are counted with no tokens."""
 
     def text(self) -> str:
         """One line for people."""
@@ -121,6 +127,7 @@ class _Usage(NamedTuple):
     taken: int
     cost: float
     unpriced: tuple[str, ...]
+    without_usage: int
 
 
 class Document(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -320,7 +327,13 @@ def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
     if re.search(r"[^\w-]", wanted) or len(found) != 1:
         said = f"matches several matrices: {', '.join(found)}" if len(found) > 1 else f"is not in {parent}"
         raise NotFound(f"The matrix {wanted!r} {said}.", hint="A matrix prints its id when it starts.")
-    document = msgspec.json.decode((parent / found[0] / _PLAN).read_bytes(), type=Document)
+    try:
+        document = msgspec.json.decode((parent / found[0] / _PLAN).read_bytes(), type=Document)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(
+            f"The plan of the matrix {found[0]} cannot be read: {error}.",
+            hint="Start a new matrix: cells that are done are not paid for again.",
+        ) from None
     if document.store != app.store.url:
         raise InvalidInput(f"The matrix {found[0]} is in the store {document.store}, this is {app.store.url}.")
     if any(map(is_here, document.code)):
@@ -343,7 +356,7 @@ def matrices(app: Antiphon, limit: int = 50) -> list[dict[str, Any]]:
     for path in sorted((ensure_home() / _FOLDER).glob(f"*/{_PLAN}"), reverse=True):
         document = _own(app, path.parent)
         if document is not None:
-            wire = Matrix(document, Table(path.parent, document, write=False)).to_wire()
+            wire = Matrix(document, Table(path.parent, document)).to_wire()
             found.append({name: value for name, value in wire.items() if name not in ("lowest", "table")})
             if len(found) == limit:
                 break
@@ -356,7 +369,7 @@ def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:
     document = _own(app, folder) if re.fullmatch(r"[\w-]{1,64}", wanted) else None
     if document is None:
         raise NotFound(f"There is no matrix {wanted[:64]!r} here.", hint="List them: GET /v1/matrices")
-    found = Matrix(document, Table(folder, document, write=False))
+    found = Matrix(document, Table(folder, document))
     wire = found.to_wire()
     del wire["table"]  # a path of this machine
     return {**wire, "view": found.view()}
@@ -398,13 +411,28 @@ class Plan:
             self._usages = {}
             runs = self.document.runs
             for run in self._progress(runs, len(runs), "reading recorded usage, runs"):
-                spent = Spent(self.app.config.prices)
-                for event in events_of(self.app, run):
-                    spent.add(event)
+                spent = self._spent(run)
                 self._usages[run] = _Usage(
-                    spent.calls, spent.input_tokens, spent.output_tokens, spent.cost, tuple(spent.unpriced)
+                    spent.calls,
+                    spent.input_tokens,
+                    spent.output_tokens,
+                    spent.cost,
+                    tuple(spent.unpriced),
+                    spent.without_usage,
                 )
         return self._usages
+
+    def _spent(self, run: str) -> Spent:
+        """What the models of a run were asked for, by its log."""
+        spent = Spent(self.app.config.prices)
+        for event in events_of(self.app, run):
+            spent.add(event)
+        return spent
+
+    def spent_by(self, work: Work) -> Row:
+        """What a cell that could not be done has asked its models for, in all its attempts."""
+        told = self._spent(run_of(work["run"], work["key"])).to_wire()
+        return {"matrix": self.id, **{name: told[name] for name in SPENT}}
 
     def _cost(self, usage: _Usage, variant: Variant) -> float | None:
         """What a cell costs, by the price of its model; ``None`` without one."""
@@ -431,7 +459,7 @@ class Plan:
             output_tokens=sum(usage.taken for usage in used) * times,
             cost=sum(known) * document.rounds if len(known) == len(costs) else None,
             unpriced=sorted(unpriced),
-            without_usage=sum(not usage.given and not usage.taken for usage in used),
+            without_usage=sum(usage.without_usage > 0 for usage in used),
         )
 
     def work(self, run: str, variant: Variant, sample: int) -> Work:
@@ -451,6 +479,7 @@ class Plan:
         )
         return {
             "key": named_,
+            "matrix": document.id,
             "run": run,
             "variant": variant.name,
             "sample": sample,
@@ -472,26 +501,37 @@ class Plan:
             executor = Here(self.app) if here or self.app.store.in_process else Local()
         self._check(executor, here)
         self._settle()
-        table = Table(folder_of(self.id), document)
-        if document.budget is not None:
-            priced = self.estimate()
-            if priced.cost is None:
-                raise InvalidInput(
-                    f"A budget needs prices, and there is none for {', '.join(priced.unpriced)}.",
-                    hint='Add [prices."MODEL"] input = …, output = … to antiphon.toml, or use --max-calls.',
-                    path="budget",
-                )
-        drive = _Drive(self, executor, table, progress)
+        self._check_budget()
         try:
-            drive.run()
+            with Table(folder_of(self.id), document) as table:
+                drive = _Drive(self, executor, table, progress)
+                drive.run()
         finally:
             executor.cancel()
-            table.close()
         return Matrix(document, table, stopped=drive.stopped)
 
     def result(self) -> Matrix:
         """What is in the table now."""
-        return Matrix(self.document, Table(folder_of(self.id), self.document, write=False))
+        return Matrix(self.document, Table(folder_of(self.id), self.document))
+
+    def _check_budget(self) -> None:
+        """Refuse a budget that could not be kept."""
+        if self.document.budget is None:
+            return
+        estimate = self.estimate()
+        if estimate.cost is None:
+            raise InvalidInput(
+                f"A budget needs prices, and there is none for {', '.join(estimate.unpriced)}.",
+                hint='Add [prices."MODEL"] input = …, output = … to antiphon.toml, or use --max-calls.',
+                path="budget",
+            )
+        if estimate.without_usage:
+            raise InvalidInput(
+                f"A budget needs recorded usage, and {plural(estimate.without_usage, 'run')} "
+                f"{'has' if estimate.without_usage == 1 else 'have'} model calls without it.",
+                hint="Use --max-calls, leave these runs out, or record them with usage.",
+                path="budget",
+            )
 
     def _check(self, executor: Executor, here: bool) -> None:
         """Refuse, before anything is paid for, what cannot work."""
@@ -549,38 +589,125 @@ class Plan:
 
 
 class Table:
-    """The rows, in a file that grows; each cell once."""
+    """The rows, in a file that grows. A cell that is tried again gets another row: the last one counts."""
 
-    def __init__(self, folder: Path, document: Document, *, write: bool = True) -> None:
+    def __init__(self, folder: Path, document: Document) -> None:
         self.path: Path = folder / _TABLE
+        self._document = document
+        self._lanes = {one.name for one in document.variants}
+        self._damaged: set[int] = set()
         self._file: Any = None
-        if not write:
-            return
+        self._lock: Any = None
+        self._has_bad = False
+
+    def __enter__(self) -> Table:
+        """Begin to write; one process at a time."""
+        folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _held(folder / _LOCK, self._document.id)
         if not (folder / _PLAN).exists():
-            _replace(folder / _PLAN, [msgspec.json.encode(document)])
-        if self.path.exists():  # a line that was not finished goes, and so do cells that are tried again
-            kept = {(row["variant"], row["sample"], row["run"]): row for row in self if row["status"] != "error"}
-            _replace(self.path, [orjson.dumps(row) + b"\n" for row in kept.values()])
+            _replace(folder / _PLAN, [msgspec.json.encode(self._document)])
+        if self.path.exists():
+            self._tidy()
+        if self._damaged:
+            lines = plural(len(self._damaged), "line")
+            log.warning("%s of %s cannot be read; these cells are computed again.", lines, self.path)
         self._file = self.path.open("ab")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        if self._has_bad:
+            self._tidy()
+        self._lock.close()
+
+    def _tidy(self) -> None:
+        """Drop rows of cells that were tried again, lines that cannot be read, and one that was not finished."""
+        kept = {cell_of(row): row for row in self}
+        self._has_bad = any(row["status"] == "error" for row in kept.values())
+        _replace(self.path, [orjson.dumps(row) + b"\n" for row in kept.values()])
 
     def __iter__(self) -> Iterator[Row]:
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):
-                    yield orjson.loads(line)
+            last: dict[Cell, int] = {}  # of cells that have a bad row
+            count = 0
+            for count, row in enumerate(self._rows(file), 1):
+                if row["status"] == "error" or cell_of(row) in last:
+                    last[cell_of(row)] = count
+            file.seek(0)
+            for number, row in enumerate(islice(self._rows(file), count), 1):
+                if last.get(cell_of(row), number) == number:
+                    yield row
+
+    def _rows(self, file: Iterable[bytes]) -> Iterator[Row]:
+        for number, line in enumerate(file):
+            if not line.endswith(b"\n"):
+                return
+            row = self._row(line)
+            if row is None:
+                self._damaged.add(number)
+            else:
+                yield row
+
+    def _row(self, line: bytes) -> Row | None:
+        """A line; ``None`` if it is none of this table."""
+        try:
+            row: Row = orjson.loads(line)
+            return row if msgspec.convert(row, _Line).variant in self._lanes else None
+        except (orjson.JSONDecodeError, msgspec.MsgspecError):
+            return None
 
     def add(self, row: Row) -> None:
         """One more."""
         self._file.write(orjson.dumps(row) + b"\n")
         self._file.flush()
 
-    def close(self) -> None:
-        """No more."""
-        if self._file is not None:
-            self._file.close()
+
+class _Line(msgspec.Struct):
+    """What every row has."""
+
+    run: str
+    variant: str
+    sample: int
+    status: Literal["pass", "fail", "error"]
+    reasons: list[str]
+    score: float = 0.0
+    calls: int = 0
+    cost: float = 0.0
+
+
+Cell = tuple[str, int, str]
+
+
+def cell_of(row: Row) -> Cell:
+    """Which cell a row is about: variant, sample and run."""
+    return row["variant"], row["sample"], row["run"]
+
+
+def _held(path: Path, matrix_id: str) -> Any:
+    """A lock that only one process has, until it closes the file or ends."""
+    file = path.open("ab")
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.close()
+        raise InvalidInput(
+            f"Another process is working on the matrix {matrix_id}. Nothing was changed.",
+            hint=f"Wait until it ends or end it, then: antiphon matrix --resume {matrix_id}",
+            code="matrix_busy",
+        ) from None
+    except OSError as error:  # a file system without locks
+        log.warning("%s cannot be locked (%s); start no second process for this matrix.", path, error)
+    return file
 
 
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
@@ -664,14 +791,17 @@ class _Drive:
     ) -> None:
         self._plan, self._executor, self._table, self._progress = plan, executor, table, progress
         self._document = plan.document
+        self._lanes = {one.name: one for one in plan.document.variants}
         self._judge = Judge(plan.document)
-        self._done: set[tuple[str, int, str]] = set()
+        self._done: set[Cell] = set()
         self._failed = self._errors = self._calls = 0
         self._cost = 0.0
-        self._again = False
+        self._paid: dict[Cell, tuple[int, float]] = {}
+        """For cells that could not be done."""
         for row in table:
-            self._again = True
-            self._count(row)
+            self._pay(row)
+            if row["status"] != "error":  # else it is tried again
+                self._count(row)
         self._under_way: dict[str, tuple[Work, float, int]] = {}
         self._held: deque[tuple[Work, float, int]] = deque()
         self._began = time.monotonic()
@@ -680,13 +810,34 @@ class _Drive:
         self.stopped = ""
 
     def _count(self, row: Row) -> None:
-        self._done.add((row["variant"], row["sample"], row["run"]))
+        self._done.add(cell_of(row))
         self._judge.add(row)
         self._failed += row["status"] == "fail"
         self._errors += row["status"] == "error"
-        if self._again or not row.get("reused"):  # what an interrupted start had paid for was paid by this matrix
-            self._cost += row.get("cost", 0.0)
-            self._calls += row.get("calls", 0)
+
+    def _pay(self, row: Row) -> None:
+        """Count what this matrix has spent; a row tells what all attempts of its cell have."""
+        if row.get("matrix", "" if row.get("reused") else self._plan.id) != self._plan.id:
+            return
+        calls, cost = self._paid.pop(cell_of(row), (0, 0.0))
+        told = row.get("calls", 0), row.get("cost", 0.0) + self._untold(row)
+        self._calls += told[0] - calls
+        self._cost += told[1] - cost
+        if row["status"] == "error":
+            self._paid[cell_of(row)] = told
+
+    def _untold(self, row: Row) -> float:
+        """What calls whose answers told no usage will have cost: the mean of the recorded run."""
+        missing = row.get("withoutUsage", 0)
+        if not missing or self._document.budget is None:
+            return 0.0
+        cost, calls = self._expected(row["run"], self._lanes[row["variant"]])
+        return float(missing * cost / max(1, calls))
+
+    def _expected(self, run: str, variant: Variant) -> tuple[float, int]:
+        """Cost and model calls of a cell, by the recorded run."""
+        usage = self._plan._used()[run]
+        return self._plan._cost(usage, variant) or 0.0, usage.calls
 
     def _cells(self) -> Iterator[tuple[str, Variant, int]]:
         document, judge = self._document, self._judge
@@ -746,8 +897,7 @@ class _Drive:
         run, variant, sample = found
         cost, calls = 0.0, 0
         if self._document.budget is not None or self._document.max_calls is not None:
-            usage = self._plan._used()[run]
-            cost, calls = self._plan._cost(usage, variant) or 0.0, usage.calls
+            cost, calls = self._expected(run, variant)
         return self._plan.work(run, variant, sample), cost, calls
 
     def _affordable(self, cell: tuple[Work, float, int]) -> bool:
@@ -766,8 +916,12 @@ class _Drive:
         if row["status"] == HELD:
             self._held.append(cell)
             return
+        if row["status"] == "error":
+            with suppress(StoreError):
+                row |= self._plan.spent_by(cell[0])
         if not row.get("reused"):
             self._took, self._timed = self._took + row["seconds"], self._timed + 1
+        self._pay(row)
         self._count(row)
         self._table.add(row)
         if self._progress is not None:

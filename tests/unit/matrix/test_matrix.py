@@ -14,7 +14,7 @@ import antiphon
 from antiphon.errors import InvalidInput, NotFound, ReplayBlocked
 from antiphon.ops.cells import perform
 from antiphon.ops.executors import Executor, Here
-from antiphon.ops.matrix import Plan, Status, matrices, one_matrix, resumed, select
+from antiphon.ops.matrix import Plan, Status, matrices, one_matrix, ordered, resumed, select
 from tests.unit.replay.kit import memory_app, says
 
 PRICES = {"old": {"input": 1.0, "output": 10.0}, "new": {"input": 2.0, "output": 20.0}}
@@ -30,6 +30,7 @@ class Provider:
         self.broken: set[str] = set()
         self.fail_at: set[int] = set()
         self.writes: Path | None = None
+        self.usage = True
         self.down = False
 
     def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -42,7 +43,8 @@ class Provider:
             raise ConnectionError("no such model")
         if len(self.asked) in self.stop_at:
             raise KeyboardInterrupt
-        return says("no" if body["model"] in self.wrong else "yes")
+        said = says("no" if body["model"] in self.wrong else "yes")
+        return said if self.usage else {**said, "usage": None}
 
 
 class Agent:
@@ -220,6 +222,134 @@ def test_calls_have_a_budget_of_their_own(agent: Agent) -> None:
     result = agent.plan(agent.record(4), max_calls=7).run()
     assert result.stopped == "budget"
     assert len(agent.provider.asked) == 6
+
+
+def test_what_bad_rows_have_spent_counts(agent: Agent) -> None:
+    plan = agent.plan(agent.record(6), max_calls=9, baseline=False)
+    agent.provider.fail_at = set(range(2, 100, 2))  # the first call of a cell is answered, the second one fails
+    result = plan.run()
+    rows = result.to_dicts()
+    assert {row["status"] for row in rows} == {"error"}
+    assert [row["calls"] for row in rows] == [2] * 4
+    assert all(row["cost"] > 0 for row in rows)
+    assert (result.stopped, len(agent.provider.asked)) == ("budget", 8)
+    again = plan.run()
+    assert (again.stopped, len(agent.provider.asked)) == ("budget", 8), (
+        "what was spent before is known at the next start"
+    )
+    assert len(again.to_dicts()) == 4
+    agent.provider.fail_at = set()
+    plan.document.max_calls = 100
+    seen: list[Status] = []
+    last = plan.run(progress=seen.append)
+    assert {row["status"] for row in last.to_dicts()} == {"pass"}
+    assert seen[-1].calls == len(agent.provider.asked) == 8 + 4 + 2 * 2, "answers of the first attempt are given again"
+    assert len(last.path.read_text().splitlines()) == 6
+
+
+def test_a_call_of_a_worker_that_died_counts(agent: Agent) -> None:
+    class Deadly(Here):
+        def completed(self, timeout_s: float) -> list[dict[str, Any]]:
+            rows = super().completed(timeout_s)
+            kept = ("key", "run", "variant", "sample", "seconds")
+            return [{**{name: row[name] for name in kept}, "status": "error", "reasons": [""]} for row in rows]
+
+    result = agent.plan(agent.record(4), max_calls=5).run(Deadly(agent.app))
+    assert [row["calls"] for row in result.to_dicts()] == [2, 2]
+
+
+def test_cells_that_another_matrix_paid_for_are_not_counted(agent: Agent) -> None:
+    runs = agent.record(6)
+    agent.plan(ordered(agent.plan(runs).document, 0)[:4], baseline=False).run()
+    agent.provider.asked.clear()
+    plan = agent.plan(runs, baseline=False, max_calls=2)
+    first = plan.run()
+    assert (first.stopped, len(agent.provider.asked)) == ("budget", 2)
+    assert {row["matrix"] == plan.id for row in first.to_dicts() if row.get("reused")} == {False}
+    plan.document.max_calls = 4
+    seen: list[Status] = []
+    assert plan.run(progress=seen.append).stopped == ""
+    assert seen[-1].calls == len(agent.provider.asked) == 4
+
+
+def test_cells_that_were_done_when_the_driver_was_interrupted_are_counted(agent: Agent) -> None:
+    class Interrupted(Here):
+        def completed(self, timeout_s: float) -> list[dict[str, Any]]:
+            super().completed(timeout_s)
+            raise KeyboardInterrupt
+
+    plan = agent.plan(agent.record(2), baseline=False)
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(Interrupted(agent.app))
+    seen: list[Status] = []
+    plan.run(progress=seen.append)
+    assert seen[-1].calls == len(agent.provider.asked) == 4
+
+
+def test_a_budget_needs_recorded_usage(agent: Agent) -> None:
+    agent.provider.usage = False
+    runs = agent.record(2)
+    plan = agent.plan(runs, budget=1.0)
+    assert plan.estimate().without_usage == 2
+    with pytest.raises(InvalidInput, match="2 runs have model calls without it"):
+        plan.run()
+    assert agent.provider.asked == []
+    assert agent.plan(runs, max_calls=2).run().stopped == "budget"
+
+
+def test_a_run_without_model_calls_needs_no_usage(agent: Agent) -> None:
+    run = agent.app.record(str, 1)
+    assert agent.plan([run.id], entry=str).estimate().without_usage == 0
+
+
+def test_answers_without_usage_cost_what_the_recorded_ones_did(agent: Agent) -> None:
+    runs = agent.record(4)
+    estimate = agent.plan(runs).estimate()
+    assert estimate.cost is not None
+    agent.provider.usage = False
+    plan = agent.plan(runs, budget=estimate.cost / 2)
+    seen: list[Status] = []
+    result = plan.run(progress=seen.append)
+    assert result.stopped == "budget"
+    assert 0 < seen[-1].cost <= estimate.cost / 2
+    assert {row["withoutUsage"] for row in result.to_dicts()} == {2}
+    plan.run()
+    assert len(agent.provider.asked) == sum(row["calls"] for row in result.to_dicts())
+
+
+def test_a_second_process_for_the_same_matrix_is_refused(agent: Agent) -> None:
+    refused: list[InvalidInput] = []
+
+    def second(status: Status) -> None:
+        if not refused:
+            with pytest.raises(InvalidInput, match="Another process is working on the matrix") as error:
+                plan.run()
+            refused.append(error.value)
+
+    plan = agent.plan(agent.record(2))
+    assert len(plan.run(progress=second).to_dicts()) == 4
+    assert refused[0].code == "matrix_busy"
+    assert len(plan.run().to_dicts()) == 4, "it is free again"
+
+
+DAMAGED = [b"{", b"\xff\xfe", b"[]", b"null", b'{"run": "x"}', b'{"run":"a","variant":"?","sample":0,"status":"pass"}']
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_costs_its_cell_and_nothing_else(
+    agent: Agent, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = agent.plan(agent.record(2))
+    path = plan.run().path
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join([lines[0], line, *lines[2:], b'{"run": "unfin']))
+    (listed,) = matrices(agent.app)
+    assert listed["done"] == 3
+    assert one_matrix(agent.app, plan.id)["done"] == 3
+    rows = plan.run().to_dicts()
+    assert len(rows) == 4
+    assert f"1 line of {path} cannot be read" in caplog.text
+    assert len(path.read_bytes().splitlines()) == 4
 
 
 def test_interrupted_anywhere_it_goes_on_where_it_was(agent: Agent) -> None:
