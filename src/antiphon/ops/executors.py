@@ -8,10 +8,12 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection
 from typing import Any, Protocol
 
 from antiphon._minilm import model_folder
@@ -184,12 +186,21 @@ class Local(_Pool):
 
 
 def _begin(places: Mapping[str, str]) -> None:
-    """A worker keeps its state and finds its models where the process that started it does."""
+    """A worker keeps its state and finds its models where the process that started it does, and ends with it."""
     import signal
 
     os.environ.update(places)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # standard output belongs to the command
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the driver, which tells us
+
+
+def _end_with_parent() -> None:
+    """A driver that is killed tells nobody; its cells are taken over by whoever resumes the matrix."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 class Dask(_Pool):

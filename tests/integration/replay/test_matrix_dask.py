@@ -98,6 +98,37 @@ def test_a_worker_finds_models_where_the_driver_does(project: Path, monkeypatch:
     assert row["status"] == "pass", row["reasons"]
 
 
+DRIVER = """
+import antiphon, os, sys
+from antiphon.ops.executors import Local
+def main():
+    executor = Local(2)
+    def kill(status):
+        print(*executor.processes, flush=True)
+        os.kill(os.getpid(), 9)
+    plan = antiphon.matrix(sys.argv[1:], ["new"], 1, baseline=True, llm="agent.py:ask")
+    plan.run(executor, progress=kill)
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_workers_end_when_their_driver_is_killed(project: Path) -> None:
+    (project / "drive.py").write_text(DRIVER)
+    command = [sys.executable, "drive.py", *recorded(project, 4)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        workers = [int(word) for word in driver.stdout.readline().split()]
+        try:
+            driver.communicate(timeout=60)  # waits for all who can write to its standard error
+        except subprocess.TimeoutExpired:
+            for worker in workers:
+                os.kill(worker, signal.SIGKILL)
+            raise
+    assert driver.returncode == -signal.SIGKILL
+    assert len(workers) == 2
+
+
 DEADLY = """
     if question.startswith("0 "):
         os._exit(9)
