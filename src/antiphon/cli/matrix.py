@@ -29,6 +29,11 @@ from antiphon.cli._base import (
 from antiphon.errors import InvalidInput
 
 _EVERY_S = 0.5
+_PLANNED = (
+    *("runs", "select", "model", "prompt", "llm", "entry", "temperature", "baseline", "samples", "metric"),
+    *("alpha", "margin", "min_ars", "fresh", "no_sandbox"),
+)
+"""What is part of the plan of a matrix."""
 
 
 def _samples(text: str) -> int | str:
@@ -49,10 +54,10 @@ def _samples(text: str) -> int | str:
     ),
     group(
         "verdict",
-        argument("--samples", type=_samples, default="auto", metavar="N", help="rounds, or auto: as many as it needs"),
-        argument("--metric", choices=["pass", "score"], default="pass", help="compare pass rates or scores"),
-        argument("--alpha", type=ratio, default=0.05, metavar="X", help="chance of a wrong verdict (default 0.05)"),
-        argument("--margin", type=ratio, default=0.05, metavar="X", help="how much worse is harmless (default 0.05)"),
+        argument("--samples", type=_samples, metavar="N", help="rounds, or auto (default): as many as it needs"),
+        argument("--metric", choices=["pass", "score"], help="compare pass rates (default) or scores"),
+        argument("--alpha", type=ratio, metavar="X", help="chance of a wrong verdict (default 0.05)"),
+        argument("--margin", type=ratio, metavar="X", help="how much worse is harmless (default 0.05)"),
         argument("--min-ars", type=ratio, metavar="X", help="a cell passes from this score on (default 0.8)"),
     ),
     group(
@@ -125,12 +130,21 @@ def matrix(arguments: argparse.Namespace) -> int:
     return int(result.exit_code)
 
 
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False and value != []
+
+
 def _plan(app: Any, arguments: argparse.Namespace) -> Any:
     from antiphon.ops import matrix as ops
 
-    if arguments.resume:
-        if arguments.runs or arguments.select or arguments.model or arguments.prompt:
-            raise InvalidInput("A matrix that is resumed has its runs and variants.", hint="Give --resume ID alone.")
+    if arguments.resume is not None:
+        given = [name for name in _PLANNED if _is_given(getattr(arguments, name))]
+        if given:
+            words = ", ".join("RUN" if name == "runs" else f"--{name.replace('_', '-')}" for name in given)
+            raise InvalidInput(
+                f"A matrix that is resumed keeps its plan: {words} cannot be given.",
+                hint="Leave it out (--budget, --max-calls, --on and --jobs can be given), or start a new matrix.",
+            )
         plan = ops.resumed(arguments.resume, app)
         for name in ("budget", "max_calls"):
             if getattr(arguments, name) is not None:
@@ -142,23 +156,16 @@ def _plan(app: Any, arguments: argparse.Namespace) -> Any:
     for file in arguments.prompt:
         text = Path(file).read_text(encoding="utf-8")
         variants.append(ops.Variant(name=Path(file).name, prompt=text, temperature=arguments.temperature))
+    names = ("samples", "llm", "entry", "metric", "alpha", "margin", "min_ars", "budget", "max_calls")
     return ops.matrix(
         arguments.select or arguments.runs,
         variants,
-        arguments.samples,
         baseline=arguments.baseline,
-        llm=arguments.llm,
-        entry=arguments.entry,
-        metric=arguments.metric,
-        alpha=arguments.alpha,
-        margin=arguments.margin,
-        min_ars=arguments.min_ars,
-        budget=arguments.budget,
-        max_calls=arguments.max_calls,
         fresh=arguments.fresh,
         sandbox=not arguments.no_sandbox,
         app=app,
         progress=ui.progress,
+        **{name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None},
     )
 
 

@@ -166,7 +166,8 @@ class Document(msgspec.Struct, rename="camel", omit_defaults=True):
 
 def select(app: Antiphon, words: str) -> list[str]:
     """Runs by ``name=refund status=failed since=7d limit=100``; replays are never among them."""
-    wanted = dict(_WORDS.findall(words))
+    pairs = _WORDS.findall(words)
+    wanted = dict(pairs)
     rest = _WORDS.sub("", words).split()
     if rest or not wanted:
         raise InvalidInput(
@@ -174,6 +175,8 @@ def select(app: Antiphon, words: str) -> list[str]:
             hint="For example: name=refund status=failed since=7d limit=100",
             path="select",
         )
+    if len(pairs) > len(wanted):
+        raise InvalidInput(f"The selection {words!r} says the same twice; each word is given once.", path="select")
     since = 0
     if "since" in wanted:
         span = _SPAN.fullmatch(wanted["since"])

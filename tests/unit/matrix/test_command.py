@@ -64,7 +64,24 @@ def test_every_line_is_a_document_and_the_last_one_is_the_result(
     assert main(["matrix", "--resume", first["matrix"][:23], "--store", store, "--on", "here"]) == 0
     assert main(["matrix", "--resume", "none", "--store", store]) == 4
     assert main(["matrix", "--model", "x", "--store", store]) == 2
-    assert main(["matrix", "--resume", "x", "--model", "x", "--store", store]) == 2
+    assert main(["matrix", "--resume", "", "--store", store]) == 4
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["some-run"], ["--select", "name=x"], ["--model", "x"], ["--prompt", "x"], ["--llm", "a.py:x"]),
+        *(["--entry", "a.py:x"], ["--temperature", "0"], ["--baseline"], ["--samples", "auto"], ["--metric", "pass"]),
+        *(["--alpha", "0.05"], ["--margin", "0.05"], ["--min-ars", "0"], ["--fresh"], ["--no-sandbox"]),
+    ],
+)
+def test_what_is_planned_cannot_be_given_to_a_matrix_that_is_resumed(
+    store: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["matrix", "--resume", "x", *words, "--store", store]) == 2
+    said = words[0] if words[0].startswith("--") else "RUN"
+    assert f"keeps its plan: {said} cannot be given" in capsys.readouterr().err
 
 
 def test_an_error_is_the_last_line(store: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -518,7 +518,7 @@ def test_a_selection_says_which_runs(agent: Agent) -> None:
     assert len(select(agent.app, "name=main limit=2")) == 2
     with pytest.raises(NotFound):
         select(agent.app, "name=nobody")
-    for words in ("colour=red", "since=soon", "limit=x", "name=main please"):
+    for words in ("colour=red", "since=soon", "limit=x", "name=main please", "name=main name=other"):
         with pytest.raises(InvalidInput):
             select(agent.app, words)
 
