@@ -6,6 +6,7 @@ be interrupted at any time, and whoever starts it again goes on.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
@@ -49,6 +50,7 @@ _BATCH_S, _LARGEST = 0.25, 32
 """A batch is so long that handing it out costs nothing beside it."""
 _LOWEST, _REASONS = 10, 3
 _FOLDER, _PLAN, _TABLE, _LOCK = "matrix", "plan.json", "table.jsonl", "lock"
+_BAD = b'"status":"error"'
 _WORDS = re.compile(r"(name|status|since|limit)=(\S+)")
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -357,20 +359,41 @@ def matrices(app: Antiphon, limit: int = 50) -> list[dict[str, Any]]:
     """The matrices of this tenant and store that are driven from this machine, newest first."""
     found: list[dict[str, Any]] = []
     for path in sorted((ensure_home() / _FOLDER).glob(f"*/{_PLAN}"), reverse=True):
-        document = _own(app, path.parent)
-        if document is not None:
-            wire = Matrix(document, Table(path.parent, document)).to_wire()
-            found.append({name: value for name, value in wire.items() if name not in ("lowest", "table")})
+        owner, wire = _summary(path.parent, _stamp(path), _stamp(path.with_name(_TABLE)))
+        if owner == (app.tenant, app.store.url):
+            found.append(dict(wire))
             if len(found) == limit:
                 break
     return found
 
 
+@functools.lru_cache(maxsize=1024)
+def _summary(folder: Path, plan: _Stamp, table: _Stamp) -> tuple[tuple[str, str] | None, dict[str, Any]]:
+    """Tenant and store of a matrix, and what a list says of it; read again when one of its files has changed."""
+    document = _document(folder)
+    if document is None:
+        return None, {}
+    wire = Matrix(document, Table(folder, document)).to_wire()
+    shown = {name: value for name, value in wire.items() if name not in ("lowest", "table")}
+    return (document.tenant, document.store), shown
+
+
+_Stamp = tuple[int, int]
+
+
+def _stamp(path: Path) -> _Stamp:
+    try:
+        known = path.stat()
+    except OSError:
+        return 0, 0
+    return known.st_mtime_ns, known.st_size
+
+
 def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:
     """A matrix as it is now: its verdicts, how far it is, and as ``view`` what its page shows."""
     folder = ensure_home() / _FOLDER / wanted
-    document = _own(app, folder) if re.fullmatch(r"[\w-]{1,64}", wanted) else None
-    if document is None:
+    document = _document(folder) if re.fullmatch(r"[\w-]{1,64}", wanted) else None
+    if document is None or (document.tenant, document.store) != (app.tenant, app.store.url):
         raise NotFound(f"There is no matrix {wanted[:64]!r} here.", hint="List them: GET /v1/matrices")
     found = Matrix(document, Table(folder, document))
     wire = found.to_wire()
@@ -378,13 +401,12 @@ def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:
     return {**wire, "view": found.view()}
 
 
-def _own(app: Antiphon, folder: Path) -> Document | None:
-    """The plan in a folder, if it is one of this tenant in this store."""
+def _document(folder: Path) -> Document | None:
+    """The plan in a folder, if it can be read."""
     try:
-        document = msgspec.json.decode((folder / _PLAN).read_bytes(), type=Document)
+        return msgspec.json.decode((folder / _PLAN).read_bytes(), type=Document)
     except (OSError, msgspec.MsgspecError):
         return None
-    return document if (document.tenant, document.store) == (app.tenant, app.store.url) else None
 
 
 class Plan:
@@ -634,6 +656,11 @@ class Table:
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
+            has_bad = any(_BAD in line for line in file)
+            file.seek(0)
+            if not has_bad:
+                yield from self._rows(file)
+                return
             last: dict[Cell, int] = {}  # of cells that have a bad row
             count = 0
             for count, row in enumerate(self._rows(file), 1):

@@ -14,7 +14,7 @@ import antiphon
 from antiphon.errors import InvalidInput, NotFound, ReplayBlocked
 from antiphon.ops.cells import perform
 from antiphon.ops.executors import Executor, Here
-from antiphon.ops.matrix import Plan, Status, matrices, one_matrix, ordered, resumed, select
+from antiphon.ops.matrix import Plan, Status, Table, matrices, one_matrix, ordered, resumed, select
 from tests.unit.replay.kit import memory_app, says
 
 PRICES = {"old": {"input": 1.0, "output": 10.0}, "new": {"input": 2.0, "output": 20.0}}
@@ -588,6 +588,27 @@ def test_matrices_of_this_machine_are_listed_with_verdict_and_progress(agent: Ag
     assert one["view"]["line"] == first.id
     assert "table" not in one
     assert str(home) not in json.dumps(one)
+
+
+def test_a_table_is_read_again_for_the_list_only_when_it_has_changed(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = agent.record(2)
+    first = agent.plan(runs, max_calls=4)
+    first.run()
+    agent.plan(runs, variants=["other"]).run()
+    read: list[str] = []
+    iterate = Table.__iter__
+    monkeypatch.setattr(Table, "__iter__", lambda table: read.append(table.path.parent.name) or iterate(table))
+    found = matrices(agent.app)
+    read.clear()
+    assert matrices(agent.app) == found
+    assert read == []
+    first.document.max_calls = 100
+    first.run()
+    read.clear()
+    assert [one["done"] for one in matrices(agent.app)] == [4, 4]
+    assert set(read) == {first.id}
 
 
 def test_a_matrix_of_another_tenant_or_outside_the_folder_is_not_there(agent: Agent) -> None:
