@@ -20,9 +20,10 @@ import inspect
 import os
 import re
 import shlex
+import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 _counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
 _late: pytest.StashKey[list[str]] = pytest.StashKey()
 _written: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
+_ran: pytest.StashKey[bool] = pytest.StashKey()
+"""Whether the test was recorded or replayed."""
+_WRAPPED = "__antiphon__"
 """Recordings that this session has made, and the tests that made them."""
 """What replayed tests tried after their end."""
 
@@ -94,12 +98,26 @@ def pytest_report_header() -> str:
     return f"antiphon: {__version__}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Wrap what is marked: a function of the test's own kind, so that every asyncio plugin runs it as before."""
-    for item in items:
-        marker = item.get_closest_marker("antiphon")
-        if marker is not None and isinstance(item, pytest.Function):
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Wrap what is marked: a function of the test's own kind, so that every asyncio plugin runs it as before.
+
+    At each run: whoever runs a test again may have made its function anew.
+    """
+    marker = item.get_closest_marker("antiphon")
+    if marker is None:
+        return (yield)
+    item.stash[_ran] = False
+    if isinstance(item, pytest.Function):
+        if not hasattr(item.obj, _WRAPPED):
             item.obj = _wrapped(item, marker, item.obj)
+        unittest: Any = sys.modules.get("unittest")
+        if unittest is not None and isinstance(instance := getattr(item, "instance", None), unittest.TestCase):
+            setattr(instance, item.name, item.obj)  # from there unittest calls its asynchronous methods
+    yield
+    if not item.stash[_ran]:
+        text = f"antiphon: {item.name} ran, but it was neither recorded nor replayed: the marker has no effect here"
+        pytest.fail(text, pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -180,6 +198,7 @@ def golden_path(item: pytest.Item, marker: pytest.Mark, redactor: Redactor) -> P
 def _wrapped(item: pytest.Function, marker: pytest.Mark, test: Callable[..., Any]) -> Callable[..., Any]:
     from antiphon.ops.entry import GRACE_S
 
+    wrapped: Callable[..., Any]
     if inspect.iscoroutinefunction(test):
 
         @functools.wraps(test)
@@ -190,14 +209,17 @@ def _wrapped(item: pytest.Function, marker: pytest.Mark, test: Callable[..., Any
                 run.scope.origin.returned = True
                 await run.scope.origin.settle(GRACE_S)
 
-        return in_loop
+        wrapped = in_loop
+    else:
 
-    @functools.wraps(test)
-    def plain(*args: Any, **kwargs: Any) -> None:
-        with _around(item, marker):
-            test(*args, **kwargs)
+        @functools.wraps(test)
+        def plain(*args: Any, **kwargs: Any) -> None:
+            with _around(item, marker):
+                test(*args, **kwargs)
 
-    return plain
+        wrapped = plain
+    setattr(wrapped, _WRAPPED, True)
+    return wrapped
 
 
 @contextmanager
@@ -206,6 +228,7 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
     from antiphon.ops.app import Antiphon
     from antiphon.stores import MemoryStore
 
+    item.stash[_ran] = True
     mode = item.config.getoption("antiphon_mode") or "replay"
     app = Antiphon(store=MemoryStore())
     path = golden_path(item, marker, _unsalted(app))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from antiphon._scope import EARLIER
-from antiphon.contract.events import MASKS, RAW_DIGEST, SAME_AS, Event, is_masked
+from antiphon.contract.events import CHUNKS, MASKS, RAW_DIGEST, SAME_AS, Event, is_masked
 from antiphon.ports import Answer
 
 __all__ = ["EARLIER", "Earlier"]
@@ -160,7 +160,4 @@ class Earlier:
 
 def _complete(end: Event, chunks: list[Event] | None) -> bool:
     """Whether all chunks of a stream are there; what is no stream has none."""
-    if chunks is None:
-        return True
-    value = end.payload.get("value")
-    return isinstance(value, dict) and value.get("chunks") == len(chunks)
+    return chunks is None or end.meta.get(CHUNKS) == len(chunks)

@@ -13,6 +13,7 @@ from typing import Any
 
 from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._recording.boundary import Boundary, error_payload
+from antiphon.contract.events import CHUNKS
 from antiphon.errors import CallFailed, ReplayMiss, raised_again
 from antiphon.ports import BROKEN_OFF, Answer
 
@@ -65,7 +66,8 @@ class StreamLog:
     async def finish(self) -> None:
         """Write what the stream amounts to."""
         outcome, value, meta = self.summary()
-        await self.boundary.finish(outcome, value=value, meta={**meta, **self._meta})
+        told = {CHUNKS: len(self.chunks)}
+        await self.boundary.finish(outcome, value=value, meta={**meta, **self._meta, **told})
 
     def summary(self) -> tuple[str, Any, dict[str, Any]]:
         """Outcome, recorded value and metadata of the whole stream."""

@@ -126,7 +126,11 @@ class _Sending:
                     response = await self._opened(response)
                     response.extensions[ATTEMPTS] = retry + 1
                     return response
-            except self._module.TransportError as error:
+            except (
+                self._module.TransportError,
+                OSError,
+                RuntimeError,
+            ) as error:  # a pooled connection of an ended loop
                 if last or isinstance(error, (self._module.UnsupportedProtocol, self._module.LocalProtocolError)):
                     raise
                 response = None

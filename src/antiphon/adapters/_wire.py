@@ -256,8 +256,8 @@ class Replayed(NamedTuple):
     status: int
     headers: dict[str, str]
     chunks: list[bytes]
-    raises: tuple[str, str] | None = None
-    """Name and message of the exception the transport raised."""
+    raises: Mapping[str, Any] | None = None
+    """The exception that the transport raised, as it was recorded."""
     gaps: tuple[float, ...] = ()
     """Milliseconds before each chunk, where the replay keeps them."""
     left: bool = False
@@ -273,24 +273,20 @@ def replayed(answer: Answer, call: ModelCall) -> Replayed:
     if answer.chunks is not None:
         chunks = [chunk_bytes(chunk) for chunk in answer.chunks]
         gaps = tuple(answer.meta.get("gapsMs", ()))
-        found = Replayed(status, {**_EVENTS, **headers}, chunks, _raised(error), gaps)
+        found = Replayed(status, {**_EVENTS, **headers}, chunks, gaps=gaps)
         if was_given_up(answer.error):
             return found._replace(given_up=answer.meta.get(AFTER, 0))
-        return found._replace(left=error.get("code") == BROKEN_OFF)
+        if error.get("code") == BROKEN_OFF:
+            return found._replace(left=True)
+        return found._replace(raises=error or None)
     content = content_of(answer.value, answer.meta.get("layout"))
     if answer.outcome == "error":
         failed = error.get("status")
         if isinstance(failed, int):
             headers = {str(name): str(value) for name, value in dict(error.get("headers") or {}).items()}
             return Replayed(failed, headers or _JSON, [content])
-        raised = _raised(error) or ("ReadError", str(error.get("message", "")))
-        return Replayed(0, {}, [], raised)
+        return Replayed(0, {}, [], error)
     return Replayed(status, {**(_EVENTS if call.stream else _JSON), **headers}, [content])
-
-
-def _raised(error: Mapping[str, Any]) -> tuple[str, str] | None:
-    package, _, name = str(error.get("class", "")).rpartition(".")
-    return (name, str(error.get("message", ""))) if package.partition(".")[0] in ("httpx", "httpx2") else None
 
 
 def chunk_text(data: bytes) -> Any:

@@ -23,7 +23,7 @@ from antiphon.adapters import _mcp, _wire
 from antiphon.adapters._model import recorded_here, recording_scope
 from antiphon.adapters._need import need
 from antiphon.adapters._retries import ATTEMPTS, retrying
-from antiphon.errors import InvalidInput
+from antiphon.errors import CallFailed, InvalidInput, raised_again
 from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
 _CODED = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
@@ -259,7 +259,7 @@ class _Exchange:
             await boundary.give(answer)
             found = _mcp.replayed(answer, asked)
             if found is None:
-                raise self._exception("ReadError", str((answer.error or {}).get("message", "")))
+                raise self._exception(answer.error or {})
             headers = [(b"content-type", found.content_type.encode())]
             if not found.gaps and not found.stays:
                 return module.Response(found.status, headers=headers, content=found.chunks[0], request=request)
@@ -313,7 +313,7 @@ class _Exchange:
 
     def _given(self, found: _wire.Replayed) -> Any:
         """The recorded response."""
-        failure: Exception | None = None if found.raises is None else self._exception(*found.raises)
+        failure: BaseException | None = None if found.raises is None else self._exception(found.raises)
         if failure is not None and not found.chunks:
             raise failure
         if found.left:
@@ -322,12 +322,16 @@ class _Exchange:
         headers = [(name.encode(), value.encode()) for name, value in found.headers.items()]
         return self._module.Response(found.status, headers=headers, stream=stream, request=self._request)
 
-    def _exception(self, name: str, message: str) -> Exception:
-        """The transport's exception again; one of a kind that this module does not have is a failed read."""
-        kind = getattr(self._module, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, self._module.TransportError)):
-            kind = self._module.ReadError
-        error: Exception = kind(message, request=self._request)
+    def _exception(self, recorded: Mapping[str, Any]) -> BaseException:
+        """The transport's exception again; one that cannot be made again is a failed read."""
+        package, _, name = str(recorded.get("class", "")).rpartition(".")
+        kind = self._module.ReadError
+        if package.partition(".")[0] in ("httpx", "httpx2"):
+            found = getattr(self._module, name, None)
+            kind = found if isinstance(found, type) and issubclass(found, self._module.TransportError) else kind
+        elif (again := raised_again(recorded)) is not None and not isinstance(again, CallFailed):
+            return again
+        error: Exception = kind(str(recorded.get("message", "")), request=self._request)
         return error
 
 

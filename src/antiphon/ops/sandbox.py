@@ -141,6 +141,8 @@ def _effect(replay: Replay, event: str, args: tuple[Any, ...]) -> str:
         return f"writing {args[0]!r}" if writes and not _allowed(replay, args[0]) else ""
     if event == "sqlite3.connect":
         return "" if _harmless_database(replay, args[0]) else f"opening the database {args[0]!r}"
+    if event == "os.mkdir" and Path(_path(*_changed(event, args)[0])).is_dir():  # the system says that it exists
+        return ""
     if event in _CHANGES and args:
         changed = next((name for name, folder in _changed(event, args) if not _allowed(replay, name, folder)), None)
         return "" if changed is None else f"{event} {changed!r}"
@@ -170,17 +172,22 @@ def _allowed(replay: Replay, path: Any, folder: Any = -1) -> bool:
             return True
         if not path.startswith("/") or path.startswith(("/dev/", "/memfd:")):  # a pipe, a socket, a terminal
             return True
-    text = os.fsdecode(path) if isinstance(path, (str, bytes)) else str(path)
+    text = _path(path, folder)
     if text in _HARMLESS:
         return True
-    if isinstance(folder, int) and folder >= 0:
-        text = str(Path(os.path.realpath(f"/proc/self/fd/{folder}")) / text)
     full = os.path.realpath(text)
     places = replay.places if replay.scratch is None else (replay.scratch, *replay.places)
     if any(full == place or full.startswith(place + os.sep) for place in places):
         return True
     name, folder = Path(full).name, Path(full).parent.name
     return name == "__pycache__" or (folder == "__pycache__" and ".pyc" in name)
+
+
+def _path(path: Any, folder: Any) -> str:
+    text = os.fsdecode(path) if isinstance(path, (str, bytes)) else str(path)
+    if isinstance(folder, int) and folder >= 0:
+        return str(Path(os.path.realpath(f"/proc/self/fd/{folder}")) / text)
+    return text
 
 
 def _changed(event: str, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -38,6 +39,34 @@ def test_the_bare_sdk_does_no_better(fault: str) -> None:
     ours = measure("openai", fault, wrapped=True, calls=1)
     assert ours.succeeded >= bare.succeeded
     assert ours.succeeded > bare.succeeded or ours.requests <= bare.requests
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("Event loop is closed"), ConnectionResetError("reset")])
+def test_errors_that_are_none_of_httpx_are_retried_and_replayed_as_they_were(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_retries, "_FIRST_S", 0.01)
+    asked: list[Any] = []
+
+    def refuse(request: Any) -> Any:
+        asked.append(request)
+        raise fault
+
+    client = antiphon.wrap(openai.OpenAI(api_key="none", max_retries=1), inner=httpx2.MockTransport(refuse))
+
+    def agent() -> str:
+        try:
+            client.chat.completions.create(model="m", messages=MESSAGES)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "answered"
+
+    app = Antiphon(store=MemoryStore())
+    run = app.record(agent)
+    assert len(asked) == 2
+    report = antiphon.replay(run, app=app, function=agent, mode="strict")
+    assert report.passed, report.text()
+    assert len(asked) == 2
 
 
 def test_the_provider_is_given_the_time_it_asks_for_and_a_retried_call_is_one_recorded_call() -> None:

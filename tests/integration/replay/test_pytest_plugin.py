@@ -225,6 +225,96 @@ def test_it(key):
         assert path.is_dir() or secret.encode() not in path.read_bytes()
 
 
+CLASSES = """
+import os
+import unittest
+from pathlib import Path
+
+import antiphon, pytest
+from antiphon.stores import MemoryStore
+
+gateway, aio = antiphon.Gateway(MemoryStore()), antiphon.AsyncGateway(MemoryStore())
+AMOUNT = int(os.environ.get("AMOUNT", "5"))
+
+
+def note(amount):
+    with Path(os.environ["LEDGER"]).open("a") as ledger:
+        ledger.write(f"{amount}\\n")
+
+
+@gateway.tool(idempotent=False, effect="write")
+def pay(amount: int) -> None:
+    note(amount)
+
+
+@aio.tool(idempotent=False, effect="write")
+async def pay_later(amount: int) -> None:
+    note(amount)
+
+
+@pytest.mark.antiphon
+class TestPlain:
+    def test_pay(self):
+        pay(AMOUNT)
+
+
+@pytest.mark.antiphon
+class TestCase(unittest.TestCase):
+    def test_pay(self):
+        pay(AMOUNT)
+
+
+@pytest.mark.antiphon
+class TestLoop(unittest.IsolatedAsyncioTestCase):
+    async def test_pay(self):
+        await pay_later(AMOUNT)
+"""
+
+RERUNS = """
+from _pytest.runner import runtestprotocol
+
+
+def pytest_runtest_protocol(item, nextitem):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for number in range(2):
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        if number == 0 and any(report.failed for report in reports):
+            item._initrequest()
+            if item.cls is not None:
+                item._obj = None
+                item.__dict__.pop("_instance", None)
+            continue
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        break
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+"""
+
+
+def test_methods_are_replayed_at_each_run(project: Project) -> None:
+    (project.folder / "test_agent.py").write_text(CLASSES)
+    code, out = project.run("--antiphon-record")
+    assert (code, project.effects()) == (0, 3), out
+    code, out = project.run()
+    assert (code, "3 replayed" in out, project.effects()) == (0, True, 3), out
+    (project.folder / "conftest.py").write_text(RERUNS)
+    code, out = project.run(AMOUNT="6")
+    assert (code, "3 failed" in out, project.effects()) == (1, True, 3), out
+
+
+def test_a_marked_test_that_others_run_fails(project: Project) -> None:
+    (project.folder / "conftest.py").write_text("def pytest_pyfunc_call(pyfuncitem): return True\n")
+    (project.folder / "test_agent.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.antiphon\ndef test_it(): pass\n"
+        "@pytest.mark.skip\n@pytest.mark.antiphon\ndef test_other(): pass\n"
+    )
+    code, out = project.run()
+    assert (code, "test_it ran, but it was neither recorded nor replayed" in out) == (1, True), out
+    assert "1 failed, 1 skipped" in out
+
+
 def test_workers_do_not_disturb_each_other(project: Project) -> None:
     code, out = project.run("--antiphon-record", "-n", "2")
     assert code == 0, out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -100,6 +101,71 @@ def test_an_answer_that_was_masked_is_given_again_as_it_was() -> None:
     world.attempt(resume=run.id, stop_after=1)
     assert len(world.asked) == 1
     assert all(SECRET in amount for amount, _ in world.paid), "no pseudonym reaches a live tool"
+
+
+def _chat(text: str) -> list[dict[str, Any]]:
+    delta = [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}]
+    stop = [{"index": 0, "delta": {}, "finish_reason": "stop"}]
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    return [{**head, "choices": delta}, {**head, "choices": stop}]
+
+
+def _ask_chat(client: Any) -> str:
+    messages = [{"role": "user", "content": "how much?"}]
+    with client.chat.completions.create(model="m", messages=messages, stream=True) as stream:
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+
+def _message(text: str) -> list[dict[str, Any]]:
+    usage = {"input_tokens": 1, "output_tokens": 1}
+    whole = {"id": "m", "type": "message", "role": "assistant", "model": "m", "content": [], "usage": usage}
+    return [
+        {"type": "message_start", "message": {**whole, "stop_reason": None, "stop_sequence": None}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}},
+        {"type": "content_block_stop", "index": 0},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn", "stop_sequence": None}, "usage": usage},
+        {"type": "message_stop"},
+    ]
+
+
+def _ask_message(client: Any) -> str:
+    messages = [{"role": "user", "content": "how much?"}]
+    with client.messages.stream(model="m", max_tokens=9, messages=messages) as stream:
+        return "".join(stream.text_stream)
+
+
+@pytest.mark.parametrize(
+    ("sdk", "kind", "events", "ask"),
+    [("openai", "OpenAI", _chat, _ask_chat), ("anthropic", "Anthropic", _message, _ask_message)],
+)
+def test_a_stream_of_an_sdk_that_was_read_to_its_end_is_given_again(
+    sdk: str, kind: str, events: Callable[[str], list[dict[str, Any]]], ask: Callable[[Any], str]
+) -> None:
+    httpx = pytest.importorskip("httpx2")
+    app, asked, paid = memory_app(), list[Any](), list[str]()
+
+    def reply(request: Any) -> Any:
+        asked.append(request)
+        sent = [f"event: {one.get('type', 'message')}\ndata: {json.dumps(one)}\n\n" for one in events(f"{len(asked)}")]
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, text="".join(sent))
+
+    make = getattr(pytest.importorskip(sdk), kind)
+    client = antiphon.wrap(make(api_key="none"), inner=httpx.MockTransport(reply))
+
+    @app.gateway.tool(idempotent=False, effect="write")
+    def pay(amount: str) -> None:
+        paid.append(amount)
+
+    run = app.run("payments")
+    with suppress(Stop), run:
+        pay(ask(client))
+        raise Stop
+    with app.run("payments", resume=run.id):
+        pay(ask(client))
+        pay(ask(client))
+    assert paid == ["1", "2"]
+    assert len(asked) == 2
 
 
 def test_an_answer_whose_original_is_not_kept_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -210,6 +211,30 @@ def test_dropped_awaits_and_cancelled_tasks_are_divergences(shop: Shop, change: 
     if change != "none":
         said = " ".join(found["message"] for found in report.divergences)
         assert {"dropped": "not awaited any more", "cancelled": "cancelled now"}.get(change, "never awaited") in said
+
+
+def test_a_task_that_a_finalizer_makes_is_no_divergence(shop: Shop) -> None:
+    """As clients of SDKs do, which close themselves when the collector finds them."""
+    kept: list[Any] = []
+
+    class Client:
+        async def aclose(self) -> None:
+            await asyncio.sleep(0)
+
+        def __del__(self) -> None:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().create_task(self.aclose())
+
+    async def main() -> str:
+        client = Client()
+        if not kept:
+            kept.append(client)
+        del client
+        return await shop.post(text="x")
+
+    run = shop.app.record(main)
+    report = shop.replay(run, main)
+    assert report.passed, report.text()
 
 
 def test_tasks_that_were_never_awaited_stay_so(shop: Shop) -> None:

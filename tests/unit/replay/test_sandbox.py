@@ -62,6 +62,20 @@ def test_reading_and_temporary_files_are_open() -> None:
     assert not Path(folder).parent.exists()
 
 
+def test_a_folder_that_is_there_may_be_made_again() -> None:
+    folder = os.open(OUTSIDE.parent, os.O_RDONLY)
+    with sandboxed() as tried:
+        OUTSIDE.mkdir(parents=True, exist_ok=True)
+        with pytest.raises(FileExistsError):
+            OUTSIDE.mkdir()
+        with pytest.raises(FileExistsError):
+            os.mkdir(OUTSIDE.name, dir_fd=folder)
+        assert not tried
+        with pytest.raises(ReplayBlocked):
+            os.mkdir("never", dir_fd=folder)
+    os.close(folder)
+
+
 def test_the_temporary_folder_itself_is_closed(tmp_path: Path) -> None:
     with sandboxed() as tried, pytest.raises(ReplayBlocked, match=r"writing") as refused:
         (tmp_path / "never.txt").write_text("x")
