@@ -19,7 +19,7 @@ from antiphon.ops.admin import Admin, usage
 from antiphon.ops.app import Antiphon
 from antiphon.ops.bucket import is_remote
 from antiphon.ops.entry import load_entry
-from antiphon.ops.finalizers import living_kinds
+from antiphon.ops.finalizers import living
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import list_runs
 from antiphon.ops.storage import waiting_uploads
@@ -206,6 +206,12 @@ SDKS: dict[str, tuple[str, tuple[str, ...]]] = {
 """Modules of SDKs, the adapter of each, and the classes of its clients."""
 
 
+def _is_wrapped(client: Any) -> bool:
+    """Whether a client of an SDK sends through a transport of ours."""
+    transport = getattr(getattr(client, "_client", None), "_transport", None)
+    return type(transport).__module__.partition(".")[0] == "antiphon"
+
+
 def missing(run: Run) -> list[str]:
     """Warnings about a run that has just been recorded."""
     calls = [event for event in run.events() if event.type == "call.started"]
@@ -222,11 +228,14 @@ def missing(run: Run) -> list[str]:
         )
     loaded = [module for module in SDKS if module in sys.modules]
     if loaded and not any(event.payload.get("kind") == "llm" for event in calls):
-        exist = living_kinds()
         for module in loaded:
             adapter, names = SDKS[module]
-            bare = sum(exist[getattr(sys.modules[module], name, None)] for name in names)  # wrapped ones are of ours
-            made = f"; {bare} of its clients exist without it" if bare else ""
+            kinds = [getattr(sys.modules[module], name) for name in names if hasattr(sys.modules[module], name)]
+            clients = living(kinds)
+            bare = [client for client in clients if not _is_wrapped(client)]
+            if clients and not bare:
+                continue
+            made = f"; {len(bare)} of its clients exist without it" if bare else ""
             said.append(
                 f"{module} is loaded, but none of its calls was recorded: use antiphon.adapters.{adapter}{made}"
             )

@@ -303,6 +303,22 @@ def test_methods_are_replayed_at_each_run(project: Project) -> None:
     assert (code, "3 failed" in out, project.effects()) == (1, True, 3), out
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_client_that_is_not_wrapped_is_warned_of(project: Project, wrapped: bool) -> None:
+    client = "openai.OpenAI(api_key='none')"
+    (project.folder / "test_agent.py").write_text(
+        "import antiphon, openai, pytest\n"
+        "gateway = antiphon.Gateway()\n"
+        f"client = {f'antiphon.wrap({client})' if wrapped else client}\n"
+        "@gateway.tool(idempotent=True)\n"
+        "def look(n): return n\n"
+        "@pytest.mark.antiphon\n"
+        "def test_it(): look(1)\n"
+    )
+    code, out = project.run("--antiphon-record")
+    assert (code, "1 of its clients exist without it" in out, "is loaded, but" in out) == (0, not wrapped, not wrapped)
+
+
 def test_a_marked_test_that_others_run_fails(project: Project) -> None:
     (project.folder / "conftest.py").write_text("def pytest_pyfunc_call(pyfuncitem): return True\n")
     (project.folder / "test_agent.py").write_text(
