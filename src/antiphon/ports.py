@@ -254,8 +254,8 @@ class SyncJournal(Protocol):
     def wait(self, key: str, version: int, timeout_s: float) -> None:
         """Return when the record's version is no longer *version* or is settled, or after *timeout_s*."""
 
-    def clear(self, key: str) -> bool:
-        """Forget the record and its history."""
+    def clear(self, key: str, version: int | None = None) -> bool:
+        """Forget the record and its history; with *version* only if that is still the current one."""
 
     def list(
         self,
@@ -371,7 +371,7 @@ class Journal(Protocol):
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         """As :meth:`SyncJournal.wait`."""
 
-    async def clear(self, key: str) -> bool:
+    async def clear(self, key: str, version: int | None = None) -> bool:
         """As :meth:`SyncJournal.clear`."""
 
     async def list(

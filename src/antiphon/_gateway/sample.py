@@ -11,6 +11,7 @@ from antiphon import _saga
 from antiphon._gateway.owner import certainly_dead
 from antiphon._gateway.plan import Plans
 from antiphon._gateway.store_breaker import PROBE
+from antiphon.contract.record import is_unknown
 from antiphon.errors import StoreError
 from antiphon.ports import SyncJournal
 from antiphon.telemetry import _metrics as schema
@@ -52,8 +53,8 @@ def sample(plans: Plans, tenants: Iterable[str], left: Container[str] = ()) -> N
     if not up:
         return
     try:
-        wanted = tuple(tenants)
-        counts, interrupted = _within(plans, lambda: _counted(leases.journal(), wanted, left), _COUNT_S)
+        wanted, now_ms = tuple(tenants), plans.clock.now_ms()
+        counts, interrupted = _within(plans, lambda: _counted(leases.journal(), wanted, left, now_ms), _COUNT_S)
     except StoreError as error:
         log.warning("the records could not be counted: %s", error)
         return
@@ -67,13 +68,16 @@ def _within(plans: Plans, step: Callable[[], Any], seconds: float) -> Any:
 
 
 def _counted(
-    journal: SyncJournal, tenants: Iterable[str], left: Container[str]
+    journal: SyncJournal, tenants: Iterable[str], left: Container[str], now_ms: int
 ) -> tuple[Counter[tuple[str, str]], int]:
     """The claim records by tool and state, and the interrupted runs."""
     counts: Counter[tuple[str, str]] = Counter()
     interrupted = 0
     for tenant in tenants:
         counts.update(journal.counts(tenant))
+        for record in journal.earlier(tenant=tenant):  # an unknown outcome that others have followed is one
+            if record.state == "failed" and is_unknown(record):
+                counts[record.tool, schema.unknown_for(now_ms - record.updated_at_ms)] += 1
         for status in ("running", "interrupted"):
             for run in journal.runs(tenant=tenant, status=status, limit=_MOST_RUNS):
                 is_over = status == "interrupted" or run.id in left or certainly_dead(run.tags.get("owner", ""))

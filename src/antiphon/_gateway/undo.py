@@ -236,7 +236,7 @@ def _found(call: GuardedCall, reply: Existing | None) -> Step:
         return _nothing_to_undo(call)
     if of.is_known:  # the result was seen, although nobody could write it down
         return claim.begin_named(call)
-    if of.tool.spec.reconcile is None or not is_current:
+    if of.tool.spec.reconcile is None:
         return _still_unknown(call)
     return claim.read_back(call, of.tool, of.arguments, record, lambda call, answer: _said(call, record, answer))
 

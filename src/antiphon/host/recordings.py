@@ -278,10 +278,10 @@ async def effects(
     rows = []
     for claim in found:
         token, _, process = claim["owner"].rpartition("/")
-        act = settled.get(claim["key"])
+        act = None if claim["state"] == "unknown" else settled.get(claim["key"])
         by = {name: act.get(name) for name in ("act", "by", "atMs", "verdict", "reason")} if act else None
         rows.append({**claim, "process": process or token, "settledBy": by})
-    answer: dict[str, Any] = {"effects": rows, "next": found[-1]["key"] if more else None}
+    answer: dict[str, Any] = {"effects": rows, "next": "{key}@{fence}".format(**found[-1]) if more else None}
     if count:
         looked = await host.traffic.newest(principal.tenant)
         numbers = counted(looked.calls, (claim["key"] for claim in found))

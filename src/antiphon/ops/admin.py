@@ -135,31 +135,34 @@ class Admin:
     ) -> list[dict[str, Any]]:
         """Claim records, newest first; never their results. With *before* those that follow the claim of that key.
 
+        Of the calls of one claim several may be unknown: then ``KEY@FENCE`` names one.
         ``unknown`` is a state, too: what somebody has to settle, also where the worker was lost and nobody asked since.
         """
         which = {"tool": tool, "session": session, "prefix": prefix}
+        key, _, fence = before.partition("@")
         if state == "unknown":
             found = await self._unsettled(**which)
-            keys = [record.key for record in found]
-            found = found[keys.index(before) + 1 if before in keys else 0 :]
+            if key:
+                older = int(fence) if fence.isdecimal() else max((r.fence for r in found if r.key == key), default=0)
+                found = [record for record in found if record.fence < older]
         else:
-            after = {"before": before} if before else {}  # stores of others may not know it
+            after = {"before": key} if key else {}  # stores of others may not know it
             found = await self._journal.list(tenant=self.tenant, state=state, limit=limit, **which, **after)
-        return [self._described(record) for record in found[:limit]]
+        now = await self._now_ms(found[:limit])
+        return [self._described(record, now) for record in found[:limit]]
 
     async def unsettled(self, limit: int) -> tuple[list[dict[str, Any]], int]:
         """The newest claims that somebody has to settle, and how many there are."""
         found = await self._unsettled(tool="", session="", prefix="")
-        return [self._described(record) for record in found[:limit]], len(found)
+        now = await self._now_ms(found[:limit])
+        return [self._described(record, now) for record in found[:limit]], len(found)
 
     async def _unsettled(self, **which: str) -> list[DedupeRecord]:
         """Unknown outcomes, and writes in flight whose worker is gone."""
-        found = [
-            record
-            for state in ("failed", "inflight")
-            async for record in self._all(state=state, **which)
-            if is_unknown(record) or self._lost(record)
-        ]
+        found = [record async for record in self._all(state="failed", **which) if is_unknown(record)]
+        running = [record async for record in self._all(state="inflight", **which)]
+        now = await self._now_ms(running)
+        found += [record for record in running if self._lost(record, now)]
         found += [record for record in await self._earlier_unknown() if _fits(record, **which)]
         return sorted(found, key=lambda record: record.fence, reverse=True)
 
@@ -175,7 +178,14 @@ class Admin:
 
     async def _earlier_unknown(self, key: str = "") -> list[DedupeRecord]:
         """Unknown outcomes of calls that others have followed: they are still to be settled."""
-        return [record for record in await self._journal.earlier(tenant=self.tenant, key=key) if is_unknown(record)]
+        past = await self._journal.earlier(tenant=self.tenant, key=key)
+        return [record for record in past if record.state == "failed" and is_unknown(record)]
+
+    async def _now_ms(self, records: Sequence[DedupeRecord]) -> int:
+        """The time of the store, by which leases end, if one of *records* is in flight."""
+        key = next((record.key for record in records if record.state == "inflight"), None)
+        found = None if key is None else await self._journal.read(key)
+        return self._clock.now_ms() if found is None else found.now_ms
 
     def _opened(self, record: DedupeRecord, *, masks: bool = True) -> DedupeRecord:
         """The record, with sealed arguments and a sealed key as they were, or as an operator may see them."""
@@ -199,23 +209,19 @@ class Admin:
                 return bytes(sealer.unseal(sealed, context=record.key.encode()))
         return None
 
-    def _lost(self, record: DedupeRecord) -> bool:
+    def _lost(self, record: DedupeRecord, now_ms: int) -> bool:
         """A write whose worker has not extended its lease: the next equal call would find it unknown."""
-        return record.arguments is not UNSET and not is_asking(record) and not self._is_held(record)
-
-    def _is_held(self, record: DedupeRecord) -> bool:
-        """Whether a worker that may be alive holds the lease of a claim in flight."""
-        over = record.lock_until_ms is not UNSET and record.lock_until_ms <= self._clock.now_ms()
-        return not over and not certainly_dead(record.owner)
+        return record.arguments is not UNSET and not is_asking(record) and not _is_held(record, now_ms)
 
     async def claim(self, key: str) -> dict[str, Any]:
         """One claim record, by its key, the fingerprint that logs show, or a unique beginning of either."""
-        return self._described(await self._find(key))
+        record = await self._find(key)
+        return self._described(record, await self._now_ms([record]))
 
-    def _described(self, record: DedupeRecord) -> dict[str, Any]:
+    def _described(self, record: DedupeRecord, now_ms: int) -> dict[str, Any]:
         prints = self._fingerprints
         fingerprint = prints.of(record.key) if prints.last else record.key[:_FINGERPRINT]
-        return {**describe(self._opened(record), fingerprint), "lost": self._lost(record)}
+        return {**describe(self._opened(record), fingerprint), "lost": self._lost(record, now_ms)}
 
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """What operators did, newest first."""
@@ -300,15 +306,18 @@ class Admin:
     ) -> dict[str, Any]:
         """Forget one claim: the next equal call runs. One in flight or of unknown outcome only if told."""
         record = await self._find(key)
-        in_doubt = is_unknown(record) or bool(await self._earlier_unknown(record.key))
-        if (record.state == "inflight" and not in_flight) or (in_doubt and not unknown):
-            what, flag = ("in flight", "--in-flight") if record.state == "inflight" else ("unknown", "--unknown")
+        earlier = await self._earlier_unknown(record.key)
+        runs = record.state == "inflight" and not in_flight
+        if runs or ((is_unknown(record) or earlier) and not unknown):
+            what, flag = ("in flight", "--in-flight") if runs else ("unknown", "--unknown")
             raise InvalidInput(
                 f"The outcome of {record.key} is {what}, and an equal call would run. Nothing was changed.",
                 hint=f"Resolve it (antiphon claims resolve), or clear it all the same with {flag}.",
                 path="$.key",
             )
         cleared = await self._drop(record)
+        for one in earlier:
+            cleared |= one.version != record.version and await self._drop(one)
         await self._note("clear", {"key": record.key, "tool": record.tool, "reason": reason})
         return {"key": record.key, "cleared": cleared}
 
@@ -318,7 +327,7 @@ class Admin:
             tombstone = ("cleared", "An operator cleared this claim; the next equal call runs.", True, False)
             settlement = Settlement("cancelled", _RESOLVED_TTL_MS, error=tombstone, dispatched=False)
             return await self._journal.settle(record.key, record.version, settlement) is not None
-        return await self._journal.clear(record.key)
+        return await self._journal.clear(record.key, record.version)
 
     async def resolve(
         self,
@@ -365,7 +374,7 @@ class Admin:
                 hint="Only an unknown outcome is resolved; clear the claim to let the call run again.",
                 path="$.key",
             )
-        if record.state == "inflight" and not in_flight and self._is_held(record):
+        if record.state == "inflight" and not in_flight and _is_held(record, await self._now_ms([record])):
             raise InvalidInput(
                 f"The call of {record.key} is running: its worker holds the lease. Nothing was changed.",
                 hint="Wait until it has settled or its lease is over. If its worker is certainly gone: --in-flight.",
@@ -418,7 +427,7 @@ class Admin:
             if keys and record.key not in keys:
                 continue
             verdict, value, why = await _ask(specs.get(record.tool), self._opened(record, masks=False))
-            shown = self._described(record)
+            shown = self._described(record, record.updated_at_ms)
             kept = ("key", "fingerprint", "tool", "arguments", "version")
             said.append({**{name: shown[name] for name in kept}, "verdict": verdict, "value": value, "why": why})
         return said
@@ -442,7 +451,10 @@ class Admin:
             raise InvalidInput("Specify what to flush: a tool, a session or a prefix of keys.", path="$")
         chosen = {"tool": tool, "session": session, "prefix": prefix}
         flushed, kept = 0, {"inFlight": 0, "unknown": 0}
-        in_doubt = set() if unknown else {record.key for record in await self._earlier_unknown()}
+        earlier = [record for record in await self._earlier_unknown() if _fits(record, **chosen)]
+        in_doubt = set() if unknown else {record.key for record in earlier}
+        for record in earlier if unknown else ():
+            flushed += await self._drop(record)
         async for record in self._all(**chosen):
             if record.state == "inflight" and not in_flight:
                 kept["inFlight"] += 1
@@ -458,18 +470,19 @@ class Admin:
         record = await self._find(key)
         earlier = await self._earlier_unknown(record.key)
         is_current = all(one.version != record.version for one in earlier)
-        is_open = record.state == "inflight" or is_unknown(record) or is_resolution(record)
-        if is_current and (version == record.version or (version is None and is_open)):
-            return record, True
-        named = [one for one in earlier if version in (None, one.version)]
-        if len(named) > 1:
-            shown = ", ".join(f"{one.version} (call {one.request.tool_call_id or 'without id'})" for one in named)
+        if version is not None:
+            named = next((one for one in earlier if one.version == version), None)
+            return (record, is_current) if named is None else (named, False)
+        in_doubt = is_current and (is_unknown(record) or self._lost(record, await self._now_ms([record])))
+        unknown = [*([record] if in_doubt else ()), *earlier]
+        if len(unknown) > 1:
+            calls = [f"{one.version} (call {one.request.tool_call_id or 'without id'})" for one in unknown]
             raise InvalidInput(
-                f"{len(named)} calls of {record.key} have an unknown outcome. Nothing was changed.",
-                hint=f"Name one by its version: --version {shown}",
+                f"{len(unknown)} calls of {record.key} have an unknown outcome. Nothing was changed.",
+                hint=f"Name one by its version: --version N, one of {', '.join(calls)}",
                 path="$.version",
             )
-        return (named[0], False) if named else (record, is_current)
+        return (unknown[0], in_doubt) if unknown else (record, is_current)
 
     async def _find(self, key: str) -> DedupeRecord:
         if not key:
@@ -549,6 +562,12 @@ def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
     drive(Admin(app)._note(act, detail))
 
 
+def _is_held(record: DedupeRecord, now_ms: int) -> bool:
+    """Whether a worker that may be alive holds the lease of a claim in flight."""
+    over = record.lock_until_ms is not UNSET and record.lock_until_ms <= now_ms
+    return not over and not certainly_dead(record.owner)
+
+
 def _fits(record: DedupeRecord, tool: str, session: str, prefix: str) -> bool:
     same = tool in ("", record.tool) and session in ("", record.request.session_key)
     return same and record.key.startswith(prefix)
@@ -578,6 +597,7 @@ def describe(record: DedupeRecord, fingerprint: str) -> dict[str, Any]:
         "owner": record.owner,
         "dispatched": record.dispatched,
         "version": record.version,
+        "fence": record.fence,
         "createdAtMs": record.created_at_ms,
         "updatedAtMs": record.updated_at_ms,
         "expiresAtMs": record.expires_at_ms if lasts else None,

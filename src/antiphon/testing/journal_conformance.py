@@ -758,9 +758,13 @@ class AdminRules(Harness):
         first = claimed(await j.begin(self.request(key)))
         settled = await j.settle(key, first.version, done()) or 0
         claimed(await j.take_over(self.request(key, "call-2"), settled))
+        must(not await j.clear(key, settled), "a version that is over clears nothing")
+        must(existing(await j.read(key, "call-1")).own is not None, "nor its history")
         must(await j.clear(key), "there is something to clear")
         must(await j.read(key, "call-1") is None, "the record is gone")
-        claimed(await j.begin(self.request(key, "call-1")))
+        again = claimed(await j.begin(self.request(key, "call-1")))
+        must(await j.clear(key, again.version), "the current version is cleared")
+        must(await j.read(key, "call-1") is None, "and is gone")
 
     async def rule_earlier_executions_are_listed(self, j: Journal) -> None:
         """Each execution that others have followed is listed once, whoever shares it, until it expires."""

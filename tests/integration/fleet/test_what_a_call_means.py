@@ -36,7 +36,7 @@ from antiphon.errors import (
     ToolDeniedError,
 )
 from antiphon.ops.admin import Admin
-from antiphon.ports import Clock, Store
+from antiphon.ports import Clock, Settlement, Store
 from antiphon.stores import SQLiteStore
 from tests.unit.stores.test_memory_bounds import (
     test_unknown_outcomes_are_counted_apart_and_half_the_store_is_warned_of,
@@ -377,12 +377,20 @@ def test_a_write_whose_worker_is_lost_is_listed_with_its_arguments(shop: Callabl
     one = shop(Watched, key_ignore=(), reconcile=lambda params: Happened(f"found {params['order']}"))
     seen: list[Any] = []
 
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+
+    def end_lease() -> None:
+        """As if the worker did not extend it."""
+        [claim] = drive(admin.claims(state="inflight"))
+        store.open_sync().renew(claim["key"], claim["version"], 1)
+        time.sleep(0.05)
+
     def look() -> None:
-        now, later = (Admin(antiphon.Antiphon(QUIET, store=store, clock=clock)) for clock in (Clock(), Tomorrow()))
-        seen.append(drive(now.claims(state="inflight")))
-        seen.append(drive(now.claims(state="unknown")))
-        seen.append(drive(later.claims(state="unknown")))
-        seen.append(drive(later.evidence(one.gateway.tools)))
+        seen.append(drive(admin.claims(state="inflight")))
+        seen.append(drive(admin.claims(state="unknown")))
+        end_lease()
+        seen.append(drive(admin.claims(state="unknown")))
+        seen.append(drive(admin.evidence(one.gateway.tools)))
 
     one.look = look  # type: ignore[attr-defined]
     one.call("o-1", 500, "hunter2-the-second")
@@ -399,11 +407,15 @@ def test_a_write_whose_worker_is_lost_is_listed_with_its_arguments(shop: Callabl
     masked = (None, "the record keeps its arguments masked, shortened, or in another type")
     expected = [sealed if store.url.startswith("sqlite") else masked]
     assert [(claim["verdict"], claim["why"]) for claim in evidence] == expected
-    later = Admin(antiphon.Antiphon(QUIET, store=store, clock=Tomorrow()))
-    one.look = lambda: seen.append(drive(later.evidence(one.gateway.tools)))  # type: ignore[attr-defined]
+
+    def look_again() -> None:
+        end_lease()
+        seen.append(drive(admin.evidence(one.gateway.tools)))
+
+    one.look = look_again  # type: ignore[attr-defined]
     one.call("o-2", 500, "")
     assert [(claim["verdict"], claim["value"]) for claim in seen[-1]] == [("happened", "found o-2")]
-    [done, *_] = drive(Admin(antiphon.Antiphon(QUIET, store=store)).claims(state="done"))
+    [done, *_] = drive(admin.claims(state="done"))
     assert done["arguments"] is None
 
 
@@ -682,6 +694,101 @@ def test_an_unknown_outcome_that_others_have_followed_is_kept_listed_and_settled
     assert drive(admin.claims(state="unknown")) == []
     assert one.turn("s", "charge", arguments, "c-1").content == "receipt 0"
     assert len(one.charges) == 1
+
+
+def test_of_two_unknown_outcomes_of_a_claim_one_is_named(shop: Callable[..., Shop], store: Store) -> None:
+    one = shop(**FOLLOWED)
+    arguments = {"order": "o-1", "cents": 500}
+    for name in ("c-1", "c-2"):
+        one.fails = [ValueError("what?")]
+        assert one.turn("s", "charge", arguments, name).error.code == "outcome_unknown"
+        time.sleep(0.35)
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    second, first = drive(admin.claims(state="unknown"))
+    assert (first["callId"], second["callId"]) == ("c-1", "c-2")
+    assert drive(admin.claims(state="unknown", before=f"{second['key']}@{second['fence']}"))[0]["callId"] == "c-1"
+    assert drive(admin.claims(state="unknown", before=f"{first['key']}@{first['fence']}")) == []
+    with pytest.raises(InvalidInput, match=r"2 calls of .* unknown") as refused:
+        drive(admin.resolve(first["key"], "did-not-happen"))
+    assert str(first["version"]) in (refused.value.hint or "")
+    drive(admin.resolve(first["key"], "happened", value="receipt 0", version=first["version"]))
+    assert one.turn("s", "charge", arguments, "c-1").content == "receipt 0"
+    assert one.turn("s", "charge", arguments, "c-2").error.code == "outcome_unknown"
+    drive(admin.resolve(first["key"], "did-not-happen"))
+    assert one.turn("s", "charge", arguments, "c-2").content == "receipt 1"
+    assert one.turn("s", "charge", arguments, "c-1").content == "receipt 0"
+
+
+@pytest.mark.parametrize("way", ["clear", "flush"])
+def test_unknown_outcomes_that_others_have_followed_are_forgotten_if_told(
+    shop: Callable[..., Shop], store: Store, way: str
+) -> None:
+    one = shop(**FOLLOWED)
+    arguments = _followed(one)
+    time.sleep(0.35)
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    [listed] = drive(admin.claims(state="unknown"))
+    if way == "clear":
+        assert drive(admin.clear(listed["key"], unknown=True))["cleared"] is True
+    else:
+        assert drive(admin.flush(session="s", unknown=True))["flushed"] >= 1
+    assert drive(admin.claims(state="unknown")) == []
+    assert one.turn("s", "charge", arguments, "c-1").content == "receipt 2"
+
+
+def test_a_claim_that_went_in_flight_since_it_was_listed_is_not_flushed(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Shop(store, False)
+    assert one.call("o-1", 500) == "receipt 1"
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    [claim] = drive(admin.claims())
+    drop = Admin._drop
+    taken: list[bool] = []
+
+    async def late(self: Admin, record: Any) -> bool:
+        unknown = Settlement("failed", 60_000, error=("outcome_unknown", "?", True, False))
+        taken.append(store.open_sync().settle(record.key, record.version, unknown) is not None)
+        return await drop(self, record)
+
+    monkeypatch.setattr(Admin, "_drop", late)
+    assert drive(admin.flush(tool="tools/charge")) == {"flushed": 0}
+    [left] = drive(admin.claims(state="unknown"))
+    assert (taken, left["key"]) == ([True], claim["key"])
+    one.close()
+
+
+def test_cancelled_calls_of_idempotent_tools_are_not_unknown(store: Store) -> None:
+    journal = store.open_sync()
+    gateway = antiphon.Gateway(store, QUIET)
+
+    @gateway.tool(idempotent=True)
+    def look(n: int) -> int:
+        return n
+
+    session = gateway.session("s")
+    assert session.turn().call("look", {"n": 1}, call_id="c-1").content == 1
+    [record] = journal.list(tenant="default")
+    journal.settle(record.key, record.version, Settlement("cancelled", 60_000))
+    assert session.turn().call("look", {"n": 1}, call_id="c-2").content == 1
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    assert drive(admin.claims(state="unknown")) == []
+    assert drive(admin.clear(record.key))["cleared"] is True
+
+
+def test_a_lease_ends_by_the_clock_of_the_store(store: Store) -> None:
+    gateway = antiphon.Gateway(store, QUIET)
+    ahead = Admin(antiphon.Antiphon(QUIET, store=store, clock=Tomorrow()))
+
+    @gateway.tool(idempotent=False, effect="write")
+    def pay(order: str) -> None:
+        [claim] = drive(ahead.claims(state="inflight"))
+        assert claim["lost"] is False
+        assert drive(ahead.claims(state="unknown")) == []
+        with pytest.raises(InvalidInput, match="is running"):
+            drive(ahead.resolve(claim["key"], "did-not-happen"))
+
+    pay("o-1")
 
 
 @pytest.mark.parametrize("happened", [True, False])

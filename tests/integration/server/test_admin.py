@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+import antiphon
+from antiphon.contract.spec import DidNotHappen, Happened
 from tests.integration.server.harness import Client
 from tests.unit.gateway.kit import envelope
 
@@ -77,6 +80,41 @@ async def test_an_unknown_outcome_is_resolved(client: Client) -> None:
     read = await client.host.journal.read("f" * 64)
     assert read is not None
     assert (read.current.state, read.current.dispatched) == ("cancelled", False)
+
+
+async def test_reconcile_settles_the_calls_that_are_named(client: Client) -> None:
+    """Of the two calls of one claim whose outcome is unknown the first happened, and the second did not."""
+    tells: list[bool] = []
+    fails: list[Exception] = []
+
+    def reconcile(params: dict[str, Any], context: Any) -> Any:
+        if not tells:
+            return None
+        return Happened("receipt") if context.call_id == "c-1" else DidNotHappen()
+
+    gateway = antiphon.Gateway(client.host.tenant("default").store, {"telemetry": {"logs": False}})
+
+    @gateway.tool("charge", idempotent=False, effect="write", ttl={"done_ms": 200}, reconcile=reconcile)
+    def charge(order: str) -> str:
+        raise fails.pop()
+
+    for name in ("c-1", "c-2"):
+        fails = [ValueError("lost")]
+        turn = gateway.session("s").turn()
+        result = await asyncio.to_thread(turn.call, "charge", {"order": "o-1"}, call_id=name)
+        assert result.code == "outcome_unknown"
+        await asyncio.sleep(0.25)
+    tells.append(True)
+    listed = (await client.get("/v1/admin/claims", params={"state": "unknown"})).json()["claims"]
+    assert [one["callId"] for one in listed] == ["c-2", "c-1"]
+    first = {"key": listed[1]["key"], "version": listed[1]["version"]}
+    found = await act(client, WHERE[1], action="reconcile", claims=[first, {**first, "version": 1}])
+    assert [(one["verdict"], one["version"]) for one in found["result"]["claims"]] == [("happened", first["version"])]
+    assert (found["result"]["resolved"], len(found["result"]["refused"])) == (1, 1)
+    listed = (await client.get("/v1/effects", params={"state": "unknown", "limit": 1})).json()
+    assert [(one["callId"], one["settledBy"]) for one in listed["effects"]] == [("c-2", None)]
+    assert listed["next"] is None
+    gateway.close()
 
 
 @pytest.mark.parametrize(

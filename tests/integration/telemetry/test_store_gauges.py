@@ -73,8 +73,8 @@ class Sync:
     def __init__(self, store: Any) -> None:
         self.gateway = Gateway(store=store)
 
-    def tool(self, work: Callable[[str], str]) -> None:
-        self.gateway.tool("send", idempotent=False)(work)
+    def tool(self, work: Callable[[str], str], **declared: Any) -> None:
+        self.gateway.tool("send", idempotent=False, **declared)(work)
 
     def call(self, wire: dict[str, Any]) -> Any:
         return self.gateway.execute(wire)
@@ -93,11 +93,11 @@ class Async:
         self._runner = asyncio.Runner()
         self.gateway = AsyncGateway(store=store)
 
-    def tool(self, work: Callable[[str], str]) -> None:
+    def tool(self, work: Callable[[str], str], **declared: Any) -> None:
         async def send(to: str) -> str:
             return work(to)
 
-        self.gateway.tool("send", idempotent=False)(send)
+        self.gateway.tool("send", idempotent=False, **declared)(send)
 
     def call(self, wire: dict[str, Any]) -> Any:
         return self._runner.run(self.gateway.execute(wire))
@@ -306,3 +306,21 @@ async def test_the_host_counts_the_claims_of_every_tenant(client: Client, tmp_pa
         assert gateway.execute(envelope(call_id="c1")).code == "outcome_unknown"
     text = (await client.get("/metrics")).text
     assert value(text, "tool_unknown_outcomes", tool="tools/send", age="new") == 1
+
+
+@both
+def test_an_unknown_outcome_that_an_equal_call_has_followed_is_counted(face: Any, tmp_path: Path) -> None:
+    made = face(SQLiteStore(tmp_path / "claims.db"))
+    fails = [TimeoutError()]
+
+    def send(to: str) -> str:
+        if fails:
+            raise fails.pop()
+        return "sent"
+
+    made.tool(send, ttl={"done_ms": 100})
+    assert made.call(envelope(params={"to": "ada"}, call_id="c1")).code == "outcome_unknown"
+    time.sleep(0.15)
+    assert made.call(envelope(params={"to": "ada"}, call_id="c2")).ok
+    assert value(made.metrics(), "tool_unknown_outcomes", tool="tools/send", age="new") == 1
+    made.close()

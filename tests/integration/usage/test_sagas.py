@@ -19,6 +19,7 @@ from antiphon import AsyncGateway, DidNotHappen, Gateway, Happened
 from antiphon._drive import drive
 from antiphon._gateway import claim, undo
 from antiphon.errors import InvalidInput, SagaUndoing, Undone
+from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest
 from antiphon.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from tests.unit.gateway.kit import envelope
 
@@ -262,6 +263,18 @@ def test_an_undo_of_unknown_outcome_blocks_those_before_it(shop: Shop) -> None:
     assert "only after tools/book" in report.writes[2].why
 
 
+def _follow(shop: Shop) -> None:
+    """An equal call of somebody else comes after the one whose outcome is unknown."""
+    journal = shop.store.open_sync()
+    unknown, *_ = journal.list(tenant="default", state="failed")
+    times: dict[str, Any] = {"ttl_ms": 60_000, "lease_ms": 60_000}
+    template = ClaimTemplate(tool=unknown.tool, session=unknown.request.session_key, actor="", owner="other", **times)
+    request = StaticClaimRequest(unknown.key, "other", template, unknown.idempotency_key, ("d", "d"), "r", "t")
+    won = journal.take_over(request, unknown.version)
+    assert isinstance(won, Claimed)
+    journal.settle(unknown.key, won.version, Settlement("done", 60_000, payload=b"{}"))
+
+
 @pytest.mark.parametrize(
     ("said", "undone", "state"),
     [
@@ -270,11 +283,11 @@ def test_an_undo_of_unknown_outcome_blocks_those_before_it(shop: Shop) -> None:
         (Happened({"id": "late"}), [("unbook", "late", "b"), ("unbook", "b-a", "a")], "undone"),
     ],
 )
+@pytest.mark.parametrize("followed", [False, True])
 def test_a_write_of_unknown_outcome_is_settled_first(
-    store: Any, face: str, said: Any, undone: list[Any], state: str
+    store: Any, face: str, said: Any, undone: list[Any], state: str, followed: bool
 ) -> None:
     shop = Shop(store, face)
-    shop.found = said
     shop.fails["book b"] = TimeoutError("no answer")
 
     async def story(run: Any) -> Any:
@@ -282,6 +295,9 @@ def test_a_write_of_unknown_outcome_is_settled_first(
             await given(shop.book("a"))
             with pytest.raises(TimeoutError):
                 await given(shop.book("b"))
+            if followed:
+                _follow(shop)
+            shop.found = said
             return await given(saga.undo())
 
     report = shop.play(story)

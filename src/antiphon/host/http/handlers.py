@@ -469,22 +469,27 @@ class Act(msgspec.Struct, kw_only=True, rename="camel"):
         """Settle claims as their tools' ``reconcile`` says, where it says what somebody has seen it say before."""
         if not self.claims:
             raise InvalidInput("Name the claims to reconcile.", path="$.claims")
-        asked = {one.key: one for one in self.claims}
-        app = host.tenant(principal.tenant)
-        said = await host.in_thread(
-            principal.tenant, lambda: drive(Admin(app).evidence(declared(app.store), keys=asked))
+        asked = {(one.key, one.version): one for one in self.claims}
+        app, keys = host.tenant(principal.tenant), {one.key for one in self.claims}
+        found = await host.in_thread(
+            principal.tenant, lambda: drive(Admin(app).evidence(declared(app.store), keys=keys))
         )
-        verdicts, changed = [], []
-        for claim in said:
-            seen = asked[claim["key"]]
+        said, verdicts, changed = [], [], []
+        for claim in found:
+            seen = asked.pop((claim["key"], claim["version"]), None) or asked.get((claim["key"], None))
+            if seen is None:
+                continue
+            said.append(claim)
             if claim["verdict"] is None:
                 continue
             if seen.verdict not in ("", claim["verdict"]):
                 text = f"reconcile says {claim['verdict']} by now, not {seen.verdict}. Nothing was changed."
                 changed.append({"key": claim["key"], "message": text})
                 continue
-            version = claim["version"] if seen.version is None else seen.version
-            verdicts.append(Verdict(claim["key"], claim["verdict"], claim["value"], version))
+            verdicts.append(Verdict(claim["key"], claim["verdict"], claim["value"], claim["version"]))
+        for key, version in asked:
+            if version is not None:
+                changed.append({"key": key, "message": "The claim changed meanwhile. Nothing was changed."})
         admin = host.admin(principal)
         made = await admin.resolve_all(verdicts, reason=self.reason or "reconcile", dry_run=self.dry_run)
         refused = [*made.pop("refused", ()), *changed]

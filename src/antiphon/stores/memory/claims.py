@@ -327,9 +327,10 @@ class MemoryClaims(MemoryLog):
         with self.lock:
             self.waiters.discard(key, version, waiter)
 
-    def clear(self, key: str) -> bool:
+    def clear(self, key: str, version: int | None = None) -> bool:
         with self.lock:
-            return self._clear(key)
+            node = self._current.get(key)
+            return version in (None, node and node.version) and self._clear(key)
 
     def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """Memory does not lose records by itself."""

@@ -312,10 +312,14 @@ SELECT EXISTS (
 )
 
 -- name: clear
-WITH gone AS (DELETE FROM antiphon.claims WHERE key = %(key)s RETURNING key, waited, tenant, workspace, version),
+WITH gone AS (
+    DELETE FROM antiphon.claims WHERE key = %(key)s AND %(version)s IN (-1, version)
+    RETURNING key, waited, tenant, workspace, version
+),
 {_raise_floor},
-executed AS (DELETE FROM antiphon.executions WHERE key = %(key)s RETURNING key),
-named AS (DELETE FROM antiphon.identities WHERE key = %(key)s)
+due AS MATERIALIZED (SELECT %(version)s = -1 OR EXISTS (SELECT FROM gone) AS is_due),
+executed AS (DELETE FROM antiphon.executions WHERE key = %(key)s AND (SELECT is_due FROM due) RETURNING key),
+named AS (DELETE FROM antiphon.identities WHERE key = %(key)s AND (SELECT is_due FROM due))
 SELECT CASE WHEN c.waited THEN {_wake} END FROM gone AS c
 UNION ALL
 SELECT NULL FROM executed

@@ -101,8 +101,9 @@ class PostgresJournal(PostgresLog):
     async def read(self, key: str, identity: str = "") -> Existing | None:
         return await self._reads.read(key, identity)
 
-    async def clear(self, key: str) -> bool:
-        return bool(await self._engine.run("clear", {"key": key, "channel": self._channel}))
+    async def clear(self, key: str, version: int | None = None) -> bool:
+        params = {"key": key, "version": -1 if version is None else version, "channel": self._channel}
+        return bool(await self._engine.run("clear", params))
 
     async def list(
         self,

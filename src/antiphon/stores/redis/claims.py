@@ -203,10 +203,10 @@ class RedisClaims(RedisLog):
         left: bytes | None = await self._client.execute(("GET", self._names.shard(request.key).record + request.key))
         return left is not None and left.startswith(CLEARED) and int(left[len(CLEARED) :]) >= version
 
-    async def clear(self, key: str) -> bool:
+    async def clear(self, key: str, version: int | None = None) -> bool:
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
-        return bool(await self._client.execute(schema.CLEAR.call(3, *keys, key, shard.channel)))
+        return bool(await self._client.execute(schema.CLEAR.call(3, *keys, key, shard.channel, version or "")))
 
     async def _read_many(self, key: str, identities: Sequence[str]) -> dict[str, Existing | None]:
         """The record for several identities at once."""

@@ -30,6 +30,8 @@ _CLAIM, _EXECUTION, INSERT_CLAIM, SETTLE = SQL["claim"], SQL["execution"], SQL["
 COLUMNS = "SELECT c." + ", c.".join(_CLAIM[len("SELECT ") : _CLAIM.index("FROM")].replace("\n", " ").split(","))
 """The columns of a claim, for queries that call its table ``c``."""
 
+_APART = 500
+"""So far above the versions of the current claim lies the new one of an earlier execution: they never meet."""
 LOOK_AGAIN_MS = 300_000
 """How soon a claim that was in flight is looked at again: its outcome may have made its life shorter."""
 
@@ -171,7 +173,8 @@ def _settle_earlier(
     before = None if found is None else _known(key, *found)
     if before is None or not is_unknown(before):
         return None
-    new_version = next_version(version, now)
+    current = _find(connection, key)
+    new_version = next_version(version if current is None else max(version, current.version), now) + _APART
     after = settled_anew(before, settlement, new_version, now)
     connection.execute(SQL["settle_execution"], (new_version, _encode(after), key, version))
     return new_version
@@ -282,10 +285,10 @@ def in_flight(connection: sqlite3.Connection, key: str, version: int) -> bool:
     return connection.execute(SQL["in_flight"], (key, version)).fetchone() is not None
 
 
-def clear(connection: sqlite3.Connection, key: str) -> bool:
+def clear(connection: sqlite3.Connection, key: str, version: int | None) -> bool:
     """Forget a key and its history."""
     claim = _find(connection, key)
-    if claim is None:
+    if claim is None or version not in (None, claim.version):
         return False
     forget(connection, [claim.gone()])
     return True

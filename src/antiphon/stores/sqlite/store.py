@@ -176,8 +176,8 @@ class SQLiteJournal:
         """Versions up to that of each forgotten record are never given again: a file that was lost does not know."""
         return await self._read(lambda connection: claims.known_up_to(connection, request.key)) >= version
 
-    async def clear(self, key: str) -> bool:
-        return await self._write(lambda connection: claims.clear(connection, key), (key,))
+    async def clear(self, key: str, version: int | None = None) -> bool:
+        return await self._write(lambda connection: claims.clear(connection, key, version), (key,))
 
     async def list(
         self,
