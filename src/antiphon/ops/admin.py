@@ -143,7 +143,7 @@ class Admin:
         if state == "unknown":
             found = await self._unsettled(**which)
             if key:
-                older = int(fence) if fence.isdecimal() else max((r.fence for r in found if r.key == key), default=0)
+                older = int(fence) if fence.isdecimal() else min((r.fence for r in found if r.key == key), default=0)
                 found = [record for record in found if record.fence < older]
         else:
             after = {"before": key} if key else {}  # stores of others may not know it
