@@ -67,7 +67,7 @@ CALLED = {
 }
 REPLIED = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "t1", "response": "rain"}]}
 SAID = {"role": "assistant", "parts": [{"type": "text", "content": "It rains."}], "finish_reason": "stop"}
-MODEL = {
+MODEL: dict[str, Any] = {
     "gen_ai__operation__name": "chat",
     "gen_ai__provider__name": "openai",
     "gen_ai__request__model": "model-a",
@@ -235,7 +235,7 @@ def test_calls_with_one_id_get_their_results_in_order(same: str, copied: bool, h
 
 
 def test_several_results_of_a_call_are_kept_with_all_that_stands_beside_them(home: Path) -> None:
-    results = [
+    results: list[dict[str, Any]] = [
         {"source_call_id": "a", "content": "part ONE", "took": 1},
         {"source_call_id": "a", "content": [{"type": "text", "text": "part TWO"}]},
         {"source_call_id": "b", "content": "alone", "took": 2},

@@ -599,7 +599,12 @@ def test_a_table_is_read_again_for_the_list_only_when_it_has_changed(
     agent.plan(runs, variants=["other"]).run()
     read: list[str] = []
     iterate = Table.__iter__
-    monkeypatch.setattr(Table, "__iter__", lambda table: read.append(table.path.parent.name) or iterate(table))
+
+    def noted(table: Table) -> Any:
+        read.append(table.path.parent.name)
+        return iterate(table)
+
+    monkeypatch.setattr(Table, "__iter__", noted)
     found = matrices(agent.app)
     read.clear()
     assert matrices(agent.app) == found

@@ -161,7 +161,11 @@ def test_equal_calls_before_and_after_a_value_became_a_secret_get_their_own_answ
         login(password=word)
         if kind != "thread":
             return [*found, ask(), ask()]
-        threads = [threading.Thread(target=antiphon.wrap_context(lambda: found.append(ask()))) for _ in range(2)]
+
+        def add() -> None:
+            found.append(ask())
+
+        threads = [threading.Thread(target=antiphon.wrap_context(add)) for _ in range(2)]
         for thread in threads:
             thread.start()
             thread.join()
