@@ -1,7 +1,8 @@
 """Who holds a claim, and whether that process is certainly gone.
 
-A process is named by boot, process namespace, pid and start time; the owner of a claim is ``token/process``. Only when
-boot and namespace are ours can a missing process be taken for dead; anything else is left to the lease.
+A process is named by boot, process namespace, pid and start time; the owner of a claim is ``token/process``. It counts
+as dead only if boot and namespace are ours and the kernel says so: no process has its pid, or a later one has. That
+``/proc`` does not show a process proves nothing (``hidepid``, no file descriptors left); the lease decides then.
 """
 
 from __future__ import annotations
@@ -12,28 +13,38 @@ from functools import lru_cache
 from pathlib import Path
 
 
-def _read(path: str) -> str:
+def _started(pid: int) -> str | None:
+    """Start time of a process in clock ticks since boot, ``""`` if it runs no more, ``None`` if nobody can know."""
     try:
-        return Path(path).read_text(encoding="ascii").strip()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
-        return ""
+        return None if _may_run(pid) else ""
+    if len(fields) < 20:
+        return None
+    return "" if fields[0] in (b"Z", b"X", b"x") else fields[19].decode("ascii")
 
 
-def _started(pid: int) -> str:
-    """Start time of a process in clock ticks since boot, or ``""`` if there is none (a zombie runs no more)."""
-    stat = _read(f"/proc/{pid}/stat")
-    fields = stat.rsplit(")", 1)[-1].split() if ")" in stat else []
-    return fields[19] if fields and fields[0] not in "ZXx" else ""
+def _may_run(pid: int) -> bool:
+    """Whether the kernel does not deny that there is such a process; unlike ``/proc``, it hides none."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        pass
+    return True
 
 
 @lru_cache(maxsize=1)
 def _place() -> str:
-    boot = _read("/proc/sys/kernel/random/boot_id")[:8]
+    """Boot and process namespace; ``""`` if they cannot be known, or ``/proc`` is of another namespace."""
     try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8].strip()
         namespace = str(Path("/proc/self/ns/pid").readlink()).strip("pid:[]")
+        here = str(Path("/proc/self").readlink()) == str(os.getpid())
     except OSError:
         return ""
-    return f"{boot}.{namespace}" if boot else ""
+    return f"{boot}.{namespace}" if boot and here else ""
 
 
 _token = ""
@@ -47,7 +58,8 @@ def owner_token() -> str:
 def _make_token() -> str:
     global _token
     place, pid = _place(), os.getpid()
-    _token = f"{place}.{pid}.{_started(pid)}" if place else f"host-{uuid.uuid4().hex}"
+    started = _started(pid) if place else None
+    _token = f"{place}.{pid}.{started}" if started else f"host-{uuid.uuid4().hex}"
     return _token
 
 
@@ -88,6 +100,7 @@ def _is_alive(owner: str) -> bool | None:
     """``None`` if that cannot be known here."""
     place, _, rest = owner.rpartition("/")[2].rpartition(".")
     place, _, pid = place.rpartition(".")
-    if not place or place != _place() or not pid.isdigit():
+    if not place or place != _place() or not pid.isdecimal():
         return None
-    return _started(int(pid)) == rest
+    started = _started(int(pid))
+    return None if started is None else started == rest

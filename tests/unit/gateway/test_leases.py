@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from antiphon._gateway import leases as module
+from antiphon._gateway import owner
 from antiphon._gateway.call import new_call
 from antiphon._gateway.gateway import Gateway
-from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon._gateway.owner import certainly_alive, certainly_dead, owner_token
 from antiphon._gateway.plan import Dependencies
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable
@@ -210,6 +214,47 @@ def test_only_a_process_of_this_boot_and_namespace_can_be_certainly_dead() -> No
     assert not certainly_dead(f"otherboot.4026531836.4194303.{started}")
     for strange in ("", "host-1234", "a.b", f"{place}.x.{started}"):
         assert not certainly_dead(strange)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOENT])
+def test_a_process_that_proc_does_not_show_is_not_certainly_dead(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    token = owner_token()
+
+    def read_bytes(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    assert not certainly_dead(token)
+    assert not certainly_alive(token)  # another one may have its pid by now
+
+
+@pytest.mark.parametrize(
+    ("answer", "dead"), [(None, False), (PermissionError, False), (ProcessLookupError, True), (OverflowError, False)]
+)
+def test_the_kernel_says_whether_a_hidden_process_is_gone(
+    monkeypatch: pytest.MonkeyPatch, answer: type[Exception] | None, dead: bool
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def kill(pid: int, signal: int) -> None:
+        asked.append((pid, signal))
+        if answer is not None:
+            raise answer
+
+    place, _, started = owner_token().rsplit(".", 2)
+    monkeypatch.setattr(os, "kill", kill)
+    assert certainly_dead(f"{place}.4194303.{started}") is dead  # hidepid=2: ENOENT, whether or not it runs
+    assert asked == [(4194303, 0)]
+
+
+def test_a_process_that_cannot_tell_its_start_time_is_never_certainly_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner._forget_token()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, "_started", lambda pid: None)
+        token = owner_token()
+    owner._forget_token()
+    assert token.startswith("host-")
+    assert not certainly_dead(token)
 
 
 def test_waiters_do_not_wait_for_the_dead() -> None:
