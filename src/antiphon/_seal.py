@@ -253,18 +253,30 @@ def _keys_in(text: str) -> list[bytes]:
     return keys
 
 
-def fingerprint_keys(given: bytes | str | None, file: Path | None) -> tuple[bytes, ...]:
+class FingerprintKeys:
     """Keys for fingerprints, derived from a seal key that was given or is in a file; the first one is for new ones.
 
-    None if there is no seal key, or none that can be used: a log line must not fail for it.
+    None if there is no seal key, or none that can be used: a log line must not fail for it. A file that was changed is
+    read again; one that cannot be read any more leaves the known keys.
     """
-    try:
-        if given is not None:
-            keys = _keys_in(given) if isinstance(given, str) else [given]
-        else:
-            keys = [] if file is None else _made_keys(file)
-    except StoreError:
-        return ()
+
+    __slots__ = ("_file", "_keys", "_seen")
+
+    def __init__(self, given: bytes | str | None, file: Path | None) -> None:
+        self._file = file if given is None else None
+        self._keys = _derived(_keys_in(given) if isinstance(given, str) else [given or b""])
+        self._seen: object = FingerprintKeys  # no stamp: it was not read yet
+
+    def __call__(self) -> tuple[bytes, ...]:
+        """The keys as they are now."""
+        if self._file is not None and (stamp := _stamp(self._file)) != self._seen:
+            with contextlib.suppress(StoreError):
+                self._keys = _derived(read_keys(self._file) if self._keys else _made_keys(self._file))
+            self._seen = stamp
+        return self._keys
+
+
+def _derived(keys: Sequence[bytes]) -> tuple[bytes, ...]:
     return tuple(hmac.digest(key, b"antiphon fingerprint key", "sha256") for key in keys if len(key) == KEY_BYTES)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hmac
 import os
 import time
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 _next_series = count().__next__
 _time = time.time
+_monotonic = time.monotonic
 _LOW = tuple(f"{number:03x}" for number in range(4096))
 _random = ""
 _latest = 0
@@ -56,6 +56,9 @@ def uuid7() -> str:
 _OF_THIS_PROCESS: Final = os.urandom(32)
 _Hash = Any
 """A hash of ``hashlib``."""
+_Fed = tuple[tuple[_Hash, _Hash], ...]
+_LOOK_EVERY_S: Final = 0.002
+"""How often calls look for another key: a look costs as much as a fingerprint."""
 
 
 class Fingerprints:
@@ -69,18 +72,24 @@ class Fingerprints:
     """
 
     def __init__(self, secrets: Callable[[], Sequence[bytes]] = tuple, *, in_process: bool = False) -> None:
+        """*secrets* gives the present key and older ones. It is asked again and again, so that a rotation counts."""
         self._secrets = secrets
         self._in_process = in_process
-        self._latest: tuple[str | None, str] = (None, "")
+        self._look_at = 0.0
+        self._in_use: tuple[tuple[bytes, ...], _Fed] | None = None
+        self._latest: tuple[str | None, _Fed, str] = (None, (), "")
         """The store key that was asked for last, and its fingerprint: start and end of a call ask for the same one."""
 
-    @functools.cached_property
-    def _keys(self) -> tuple[bytes, ...]:
-        return tuple(self._secrets())
+    def _look(self) -> tuple[tuple[bytes, ...], _Fed]:
+        """The keys as they are now, and their hashes."""
+        keys, known = tuple(self._secrets()), self._in_use
+        if known is None or known[0] != keys:
+            known = self._in_use = (keys, tuple(map(_fed, keys or (_OF_THIS_PROCESS,))))
+        return known
 
-    @functools.cached_property
-    def _fed(self) -> tuple[tuple[_Hash, _Hash], ...]:
-        return tuple(map(_fed, self._keys or (_OF_THIS_PROCESS,)))
+    @property
+    def _keys(self) -> tuple[bytes, ...]:
+        return self._look()[0]
 
     @property
     def last(self) -> bool:
@@ -88,11 +97,16 @@ class Fingerprints:
         return self._in_process or bool(self._keys)
 
     def of(self, store_key: str) -> str:
-        """The fingerprint of a store key."""
-        known, fingerprint = self._latest
-        if known != store_key:
-            fingerprint = _hmac(self._fed[0], store_key)
-            self._latest = (store_key, fingerprint)
+        """The fingerprint of a store key, under a key that was the present one two milliseconds ago."""
+        now, in_use = _monotonic(), self._in_use
+        if in_use is None or now >= self._look_at:
+            self._look_at = now + _LOOK_EVERY_S
+            in_use = self._look()
+        fed = in_use[1]
+        known, made_with, fingerprint = self._latest
+        if known != store_key or made_with is not fed:
+            fingerprint = _hmac(fed[0], store_key)
+            self._latest = (store_key, fed, fingerprint)
         return fingerprint
 
     def bindings(self, text: str) -> tuple[str, ...]:
@@ -117,7 +131,7 @@ class Fingerprints:
 
     def name(self, store_key: str, beginning: str) -> bool:
         """Whether a fingerprint of *store_key* begins so, under the present key of the store or an older one."""
-        return any(_hmac(fed, store_key).startswith(beginning) for fed in self._fed)
+        return any(_hmac(fed, store_key).startswith(beginning) for fed in self._look()[1])
 
 
 def _signature(key: bytes, text: str) -> str:

@@ -294,12 +294,13 @@ def fingerprints_of(config: Config, store: Store) -> Fingerprints:
     """What names claims in results, logs and spans: made under a key that is derived from the store's seal key."""
     from antiphon._gateway.ids import Fingerprints
 
-    def secrets() -> tuple[bytes, ...]:
-        from antiphon._seal import fingerprint_keys
+    @functools.cache
+    def secrets() -> Callable[[], tuple[bytes, ...]]:
+        from antiphon._seal import FingerprintKeys
 
-        return fingerprint_keys(getattr(store, "seal_key", None), seal_key_file(config, store))
+        return FingerprintKeys(getattr(store, "seal_key", None), seal_key_file(config, store))
 
-    return Fingerprints(secrets, in_process=store.in_process)
+    return Fingerprints(lambda: secrets()(), in_process=store.in_process)
 
 
 REPLAY_KEY = "ANTIPHON_REPLAY_KEY"

@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import io
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import antiphon
 from antiphon._drive import drive
+from antiphon._gateway import ids
 from antiphon._gateway.ids import Fingerprints
+from antiphon._seal import KEY_BYTES, FingerprintKeys, change_keys
 from antiphon.contract.spec import ToolSpec
 from antiphon.keys import KeyMaker
 from antiphon.ops.admin import Admin
@@ -119,3 +122,47 @@ def test_a_fingerprint_is_of_its_own_key_whatever_was_asked_before() -> None:
     prints = Fingerprints(lambda: (b"k" * 32,))
     for key in ("a", "a", "b", "a", "b", "b", ""):
         assert prints.of(key) == Fingerprints(lambda: (b"k" * 32,)).of(key)
+
+
+def _prints(file: Path) -> Fingerprints:
+    return Fingerprints(FingerprintKeys(None, file))
+
+
+def _rotate(file: Path) -> None:
+    change_keys(file, lambda keys: [os.urandom(KEY_BYTES), *keys])
+
+
+def test_a_rotation_counts_at_once_for_approvals_and_links(tmp_path: Path) -> None:
+    file = tmp_path / "seal.key"
+    running = _prints(file)
+    before = running.bindings("call")
+    signature = running.sign("link")
+    _rotate(file)
+    started_later = _prints(file)
+    assert running.bindings("call") == started_later.bindings("call") != before
+    assert running.bindings("call")[1:] == before
+    assert running.signed("link", started_later.sign("link") or "")
+    assert started_later.signed("link", signature or "")
+    assert running.name("key", started_later.of("key"))
+
+
+def test_fingerprints_of_calls_follow_a_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, now = tmp_path / "seal.key", [0.0]
+    monkeypatch.setattr(ids, "_monotonic", lambda: now[0])
+    running = _prints(file)
+    before = running.of("key")
+    _rotate(file)
+    assert running.of("key") == before  # one look in two milliseconds
+    now[0] += 0.002
+    assert running.of("key") == _prints(file).of("key") != before
+
+
+def test_a_key_file_that_went_leaves_the_known_keys(tmp_path: Path) -> None:
+    file = tmp_path / "seal.key"
+    running = _prints(file)
+    before = running.bindings("call")
+    file.write_text("damaged")
+    assert running.bindings("call") == before
+    file.unlink()
+    assert running.bindings("call") == before
+    assert not file.exists()
