@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import redis
+from msgspec import structs
 
 from antiphon.errors import ConfigError, StoreUnavailable
-from antiphon.ports import Begun
+from antiphon.ports import Begun, Settlement
 from antiphon.stores import RedisStore
 from antiphon.stores.redis.schema import CLEARED, Names
 from tests.faultproxy import FaultProxy
@@ -377,6 +378,67 @@ def test_wait_lets_a_claim_count_only_when_replicas_have_it(face: Face, pair: tu
             await journal.begin(request_for("too-many", wait_replicas=2))
 
     in_face(face, store, work)
+
+
+@both_faces
+@pytest.mark.parametrize("identity", ["call-1", "call-2"])
+def test_a_claim_that_is_given_back_leaves_what_it_replaced(
+    face: Face, identity: str, pair: tuple[Valkey, Valkey]
+) -> None:
+    primary, replica = pair
+    _in_step(primary)
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(request_for("k", "call-1")))
+        settlement = Settlement("failed", 60_000, payload=b'"granted"', error=("granted", "Go on.", True, False))
+        version = await journal.settle("k", held.version, settlement)
+        assert version is not None
+        before = await journal.read("k", "call-1")
+        assert before is not None
+        replica.pause()
+        try:
+            for _ in range(2):
+                with pytest.raises(StoreUnavailable, match="Only 0 of 1 replicas"):
+                    await journal.take_over(request_for("k", identity, wait_replicas=1), version)
+                again = await journal.read("k", "call-1")
+                assert again is not None
+                assert again.own is not None
+                assert again.current == again.own == structs.replace(before.current, version=again.current.version)
+                assert again.current.version > version, "versions go on"
+                assert await journal.earlier(tenant=again.current.tenant, key="k") == []
+                version = again.current.version
+        finally:
+            replica.resume()
+        claimed(await journal.take_over(request_for("k", identity), version))
+        earlier = await journal.earlier(tenant=before.current.tenant, key="k")
+        assert [one.version for one in earlier] == [version]
+
+    in_face(face, RedisStore(primary.url, wait_ms=100), work)
+
+
+@both_faces
+def test_a_claim_that_is_given_back_leaves_no_older_execution(face: Face, pair: tuple[Valkey, Valkey]) -> None:
+    """What it replaced is gone, or was not the current record."""
+    primary, replica = pair
+    _in_step(primary)
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(request_for("k", "call-1")))
+        failure = ("broken", "It broke.", False, False)
+        own = await journal.settle("k", held.version, Settlement("failed", 60_000, error=failure))
+        assert own is not None
+        held = claimed(await journal.take_over(request_for("k", "call-2"), own))
+        assert await journal.settle("k", held.version, Settlement("failed", 1, error=failure)) is not None
+        await sleep(face, 0.02)
+        replica.pause()
+        try:
+            with pytest.raises(StoreUnavailable, match="Only 0 of 1 replicas"):
+                await journal.take_over(request_for("k", "call-1", wait_replicas=1), own)
+        finally:
+            replica.resume()
+        assert await journal.read("k", "call-3") is None
+
+    in_face(face, RedisStore(primary.url, wait_ms=100), work)
 
 
 @both_faces

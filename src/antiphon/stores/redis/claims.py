@@ -141,7 +141,8 @@ class RedisClaims(RedisLog):
     async def _release(self, key: str, nonce: str, *, waited: bool = False) -> None:
         """Give back a claim that was never dispatched; on the connection of the claim, which keeps their order."""
         shard = self._names.shard(key)
-        words = schema.RELEASE.call(1, shard.record + key, nonce, shard.channel, key)
+        keys = (shard.record + key, shard.history + key, shard.expiries + key)
+        words = schema.RELEASE.call(3, *keys, nonce, shard.channel, key)
         await (self._client.execute_and_wait(words, 0, 1) if waited else self._client.execute(words))
 
     async def _give_back(self) -> None:

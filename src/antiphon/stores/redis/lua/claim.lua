@@ -56,6 +56,10 @@ end
 
 local micros = #time[2] == 6 and time[1] .. time[2] or string.format('%s%06d', time[1], time[2])
 local now = string.sub(micros, 1, -4)
+local fresh = micros
+if version and tonumber(version) >= tonumber(micros) then
+  fresh = string.format('%.0f', version + 1)
+end
 if ARGV[3] ~= '' then
   call('HDEL', KEYS[2], 'i:' .. ARGV[4])
   if state and (identity ~= ARGV[4] or state ~= 'inflight') then
@@ -65,7 +69,8 @@ if ARGV[3] ~= '' then
     local ends = string.format('%.0f', math.floor(updated / 1000) + life)
     if tonumber(ends) > tonumber(now) then
       local execution, settled, place = 'e:' .. current, 'v:' .. version, current .. ' ' .. ends
-      call('HSET', KEYS[2], execution, flat, settled, place, 'h', head)
+      -- 'r': what release.lua puts back
+      call('HSET', KEYS[2], execution, flat, settled, place, 'h', head, 'r', fresh .. ' ' .. version)
       call('ZADD', KEYS[3], ends, execution, ends, settled)
       if identity ~= ARGV[4] then
         call('HSET', KEYS[2], 'i:' .. identity, place)
@@ -84,10 +89,6 @@ if ARGV[3] ~= '' then
   end
 end
 
-local fresh = micros
-if version and tonumber(version) >= tonumber(micros) then
-  fresh = string.format('%.0f', version + 1)
-end
 call('SET', KEYS[1], '1 ' .. fresh .. ARGV[7] .. micros .. ' 0\n' .. fresh .. ' ' .. micros .. ' ' .. ARGV[8], 'PX', ARGV[5])
 
 -- Times stand below zero: a new entry is the first of the set, where it is put fastest. One member keeps the longest
