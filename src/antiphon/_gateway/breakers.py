@@ -5,10 +5,14 @@ everybody. A trip is one row per process, ``name#owner``: it opens the breaker o
 processes say so, because one bad node must not stop calls to a healthy dependency for all. When a process starts, any
 live trip counts, so that a restart does not forget. An operator's act outdates all trips before it. Counters are
 never shared.
+
+Clocks of machines differ, so what counts of a row is how long it lasts. It is no older than the last look of a process,
+and new if the store told of it at once. Only within these bounds, and when a process starts, clocks are compared.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable
 
@@ -41,7 +45,10 @@ class Breakers:
         self._by_key: dict[str, Breaker] = {}
         self._paths: dict[tuple[str, str], Path] = {}
         self._seen: dict[str, BreakerRow] = {}
-        self._started = False
+        self._ends: dict[str, tuple[BreakerRow, float]] = {}
+        """When the rows that were seen are over, by the monotonic clock."""
+        self._looked = -math.inf
+        """When rows were taken over last, by the monotonic clock."""
         self._lock = threading.Lock()
         self.dirty: dict[str, Breaker] = {}
         """Breakers whose state changed here and has not been written yet."""
@@ -118,37 +125,50 @@ class Breakers:
         self._seen[name] = row
         return row
 
-    def adopt(self, rows: Iterable[BreakerRow]) -> list[tuple[str, Transition]]:
-        """Take over what other processes or an operator wrote; returns what changed here."""
-        wall, now = self._clock.now_ms(), self._clock.monotonic()
+    def adopt(self, rows: Iterable[BreakerRow], *, told: bool = False) -> list[tuple[str, Transition]]:
+        """Take over what other processes or an operator wrote; returns what changed here.
+
+        *told*: the store tells of each row at once, so that one that was not seen before is new.
+        """
+        now = self._clock.monotonic()
         changed: list[tuple[str, Transition]] = []
         votes: dict[str, list[BreakerRow]] = {}
         with self._lock:
-            quorum = self._quorum if self._started else 1
-            self._started = True
-            rows = list(rows)
+            quorum = 1 if self._looked == -math.inf else self._quorum
+            rows, oldest_ms = list(rows), 0 if told else (now - self._looked) * 1000
+            left = {row.key: self._left_ms(row, now, oldest_ms) for row in rows}
+            self._looked = now
             acts = {row.key: row.epoch for row in rows if "#" not in row.key}
             for row in rows:
                 key, _, owner = row.key.partition("#")
                 if owner:
-                    live = row.state in ("OPEN", "HALF_OPEN") and row.until_ms > wall and owner != owner_token()
+                    live = row.state in ("OPEN", "HALF_OPEN") and left[row.key] > 0 and owner != owner_token()
                     if live and row.epoch > acts.get(key, 0):  # what an operator has reset counts no more
                         votes.setdefault(key, []).append(row)
                 elif self._seen.get(row.key) != row:
                     self._seen[row.key] = row
-                    left = max(0, row.until_ms - wall) if row.until_ms else 0
-                    if row.state == "FORCED_OPEN" and row.until_ms and not left:
+                    if row.state == "FORCED_OPEN" and row.until_ms and not left[row.key]:
                         continue
-                    moves = self._ensure(key).adopt(row.state, row.epoch, left, row.reason, now)  # type: ignore[arg-type]
+                    moves = self._ensure(key).adopt(row.state, row.epoch, left[row.key], row.reason, now)  # type: ignore[arg-type]
                     changed.extend((key, move) for move in moves)
             for key, trips in votes.items():
                 if len({trip.tripped_by for trip in trips}) < quorum:
                     continue
                 breaker = self._ensure(key)
-                last = max(trips, key=lambda trip: trip.until_ms)
+                last = max(trips, key=lambda trip: left[trip.key])
                 if breaker.state == "CLOSED" and self._seen.get(last.key) != last:
                     self._seen[last.key] = last
-                    left = last.until_ms - wall
-                    moves = breaker.adopt("OPEN", breaker.epoch + 1, left, f"shared: {last.reason}", now)
+                    why = f"shared: {last.reason}"
+                    moves = breaker.adopt("OPEN", breaker.epoch + 1, left[last.key], why, now)
                     changed.extend((key, move) for move in moves)
         return changed
+
+    def _left_ms(self, row: BreakerRow, now: float, oldest_ms: float) -> float:
+        """How long a row still lasts, which is at most so old if it is new here; 0 if it is over, or has no end."""
+        if not row.until_ms:
+            return 0
+        known = self._ends.get(row.key)
+        if known is None or known[0] != row:
+            age_ms = min(max(0, self._clock.now_ms() - row.updated_at_ms), oldest_ms)
+            known = self._ends[row.key] = (row, now + (row.until_ms - row.updated_at_ms - age_ms) / 1000)
+        return max(0.0, (known[1] - now) * 1000)

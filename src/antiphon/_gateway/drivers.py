@@ -577,7 +577,7 @@ class BreakerFeed:
     def told(self, row: BreakerRow) -> None:
         """A row was written somewhere (called from the store's own thread or event loop)."""
         if self._rows.get(row.key) != row:
-            self._take((row,))
+            self._take((row,), told=True)
 
     def stop(self, journal: SyncJournal | Journal) -> None:
         """Listen no longer: *journal* is about to be closed."""
@@ -590,7 +590,7 @@ class BreakerFeed:
         self.opening = threading.RLock()
         self._plans.next_refresh = self._next_read = 0.0
 
-    def _take(self, rows: Iterable[BreakerRow]) -> None:
+    def _take(self, rows: Iterable[BreakerRow], *, told: bool = False) -> None:
         """A trip binds others only together with further trips, so all rows are looked at again."""
         kept = dict(self._rows)
         for row in rows:
@@ -598,7 +598,7 @@ class BreakerFeed:
             if known is None or (row.epoch, row.updated_at_ms) >= (known.epoch, known.updated_at_ms):
                 kept[row.key] = row
         self._rows = kept
-        self._plans.adopt(kept.values())
+        self._plans.adopt(kept.values(), told=told)
 
 
 _feeds: weakref.WeakSet[BreakerFeed] = weakref.WeakSet()

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -501,10 +501,9 @@ class Plans:
         """The retry budget of the tool's dependency (D22)."""
         return self._budgets.setdefault(tool.spec.dependency or tool.full_name, TokenBucket())
 
-    def adopt(self, rows: Any) -> None:
-        """Take over breaker states that other processes or an operator wrote."""
-        found: list[BreakerRow] = list(rows)
-        for key, transition in self.breakers.adopt(found):
+    def adopt(self, rows: Iterable[BreakerRow], *, told: bool = False) -> None:
+        """Take over breaker states that other processes or an operator wrote; *told*: at this moment."""
+        for key, transition in self.breakers.adopt(rows, told=told):
             self.reporter.transition(key, transition)
 
     def unshared_rows(self) -> list[tuple[str, BreakerRow]]:

@@ -1,7 +1,8 @@
 """Deciding on calls that wait for a person: list, show, approve, deny, withdraw, and links that let somebody decide.
 
 Written once for the host and the commands, as :class:`~antiphon.ops.admin.Admin` is. A decision replaces the record of
-the call by version, so that of two people one decides; then it goes to the audit log.
+the call by version, so that of two people one decides; then it goes to the audit log. Whether an approval or a link is
+over is decided by the store's clock, as everywhere: the machine of whoever decides may have another.
 """
 
 from __future__ import annotations
@@ -107,12 +108,15 @@ class Approvals(Admin):
 
     async def waiting(self, *, state: str = "waiting", tool: str = "", limit: int = 100) -> list[dict[str, Any]]:
         """Approvals in one state (``all``: in any), the newest first."""
-        found = [self._shown_approval(record, kept) for record, kept in await self._kept(tool)]
+        kept = await self._kept(tool)
+        now = await self._now(kept[0][0]) if kept else 0
+        found = [self._shown_approval(*one, now) for one in kept]
         return [one for one in found if state in ("all", one["state"])][:limit]
 
     async def show(self, approval: str) -> dict[str, Any]:
         """One approval."""
-        return self._shown_approval(*await self._by_id(approval))
+        record, kept = await self._by_id(approval)
+        return self._shown_approval(record, kept, await self._now(record))
 
     async def link(
         self,
@@ -146,7 +150,7 @@ class Approvals(Admin):
         if expires_in_s is not None and not expires_in_s > 0:
             raise InvalidInput("A link lasts longer than nothing.", path="$.expiresInS")
         record, (code, asked) = await self._by_id(approval)
-        now = self._clock.now_ms()
+        now = await self._now(record)
         self._check_open(code, asked, (REQUIRED,), now)
         if "approve" in may:
             self._check_asker(to, asked)
@@ -167,8 +171,10 @@ class Approvals(Admin):
 
     async def behind(self, link: Link) -> dict[str, Any]:
         """The approval that a link is for; nothing is changed."""
-        shown = self._shown_approval(*await self._of_link(link))
-        if shown["state"] == "waiting" and self._clock.now_ms() >= link.expires_at_ms:
+        record, kept = await self._of_link(link)
+        now = await self._now(record)
+        shown = self._shown_approval(record, kept, now)
+        if shown["state"] == "waiting" and now >= link.expires_at_ms:
             shown["state"] = "expired"
         return shown
 
@@ -176,9 +182,10 @@ class Approvals(Admin):
         """Decide with a link, as the person it was made for."""
         if verdict not in link.may:
             raise InvalidInput(f"This link is good for: {', '.join(link.may)}. Nothing was changed.", path="decision")
-        if self._clock.now_ms() >= link.expires_at_ms:
+        record, kept = await self._of_link(link)
+        if await self._now(record) >= link.expires_at_ms:
             raise AlreadyDecided("This link is over. Nothing was changed.", hint="Ask for a new one.")
-        return await self._decide(*await self._of_link(link), verdict, reason, False)
+        return await self._decide(record, kept, verdict, reason, False)
 
     async def _of_link(self, link: Link) -> tuple[DedupeRecord, Kept]:
         record, kept = await self._by_id(link.approval)
@@ -223,14 +230,14 @@ class Approvals(Admin):
     ) -> dict[str, Any]:
         code, asked = kept
         open_codes = (REQUIRED, GRANTED) if verdict == "withdraw" else (REQUIRED,)
-        now = self._clock.now_ms()
+        now = await self._now(record)
         self._check_open(code, asked, open_codes, now)
         if verdict == "approve":
             self._check_asker(self.actor, asked)
         clean = self._shown(reason)
         if dry_run:
             will = {"state": STATES[VERDICTS[verdict]], "before": STATES[code], "dryRun": True}
-            return {**self._shown_approval(record, kept), **will}
+            return {**self._shown_approval(record, kept, now), **will}
         settlement = decided(asked, VERDICTS[verdict], by=self.actor, at_ms=now, where=self._where, reason=clean)
         version = await self._journal.settle(record.key, record.version, settlement)
         if version is None:
@@ -245,7 +252,7 @@ class Approvals(Admin):
         now_kept = None if made is None else approval_of(made.current)
         if made is None or now_kept is None or now_kept.approval.id != asked.id:  # spent at once
             return {"id": asked.id, "state": "spent", "tool": record.tool}
-        return self._shown_approval(made.current, now_kept)
+        return self._shown_approval(made.current, now_kept, made.now_ms)
 
     def _check_open(self, code: str, asked: Approval, open_codes: Collection[str], now: int) -> None:
         if code not in open_codes:
@@ -261,6 +268,11 @@ class Approvals(Admin):
                 hint="The next delivery of the call asks anew.",
                 path="$.decision",
             )
+
+    async def _now(self, record: DedupeRecord) -> int:
+        """The store's time."""
+        there = await self._journal.read(record.key)
+        return self._clock.now_ms() if there is None else there.now_ms
 
     async def _kept(self, tool: str = "") -> list[tuple[DedupeRecord, Kept]]:
         """All approvals; they are kept among the records of failed calls."""
@@ -287,9 +299,9 @@ class Approvals(Admin):
             hint="List them: antiphon approvals list",
         )
 
-    def _shown_approval(self, record: DedupeRecord, kept: Kept) -> dict[str, Any]:
+    def _shown_approval(self, record: DedupeRecord, kept: Kept, now: int) -> dict[str, Any]:
         code, asked = kept
-        now, request, spec = self._clock.now_ms(), record.request, declared().get(record.tool)
+        request, spec = record.request, declared().get(record.tool)
         state = STATES[code]
         if code in (REQUIRED, GRANTED) and now >= asked.expires_at_ms:
             state = "expired"

@@ -20,7 +20,7 @@ from antiphon.contract.approval import ASKING
 from antiphon.errors import ApprovalRequired, ConfigError, InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.approvals import Approvals, Link, visible
-from antiphon.ports import Claimed, ClaimTemplate, StaticClaimRequest
+from antiphon.ports import Claimed, ClaimTemplate, Clock, StaticClaimRequest
 from antiphon.stores import MemoryStore, SQLiteStore
 from tests.approval_cases import Desk, attacks, check_attacks, check_flows
 from tests.unit.gateway.kit import envelope
@@ -386,6 +386,44 @@ def test_a_store_without_a_key_signs_no_links() -> None:
         Link.read(link.token(Fingerprints(lambda: (b"a" * 32,))), Fingerprints())
     rotated = Fingerprints(lambda: (b"b" * 32, b"a" * 32))
     assert Link.read(link.token(Fingerprints(lambda: (b"a" * 32,))), rotated) == link
+
+
+_DAYS_MS = 48 * 3_600_000
+
+
+class _WrongClock(Clock):
+    """Of a machine whose clock is wrong; the store's is right."""
+
+    def __init__(self, skew_ms: int) -> None:
+        super().__init__()
+        self._skew_ms = skew_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self._skew_ms
+
+
+@pytest.mark.parametrize("skew_ms", [-_DAYS_MS, _DAYS_MS])
+def test_a_wrong_clock_of_whoever_decides_changes_nothing(skew_ms: int, tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "claims.db")
+    ran: list[int] = []
+    gateway = antiphon.Gateway(store)
+    pay = gateway.tool("pay", idempotent=False, approve="always")(_pay(ran))
+    over = gateway.tool("over", idempotent=False, approve="always", approval_ttl=0.001)(_pay(ran))
+    approval, expired = _asked(pay, 10), _asked(over, 10)
+    desk = Approvals(Antiphon(store=store, clock=_WrongClock(skew_ms)), actor="grace", where="test")
+    assert {one["id"]: one["state"] for one in drive(desk.waiting(state="all"))} == {
+        approval: "waiting",
+        expired: "expired",
+    }
+    assert drive(desk.show(approval))["ageMs"] < 3_600_000
+    assert drive(desk.show(expired))["state"] == "expired"
+    with pytest.raises(InvalidInput, match="is over"):
+        drive(desk.decide(expired, "approve"))
+    made = drive(desk.link(approval, to="ada", url="https://desk.example.com/approve", expires_in_s=3_600))
+    link = Link.read(made["url"].partition("token=")[2], desk._fingerprints)
+    assert drive(desk.behind(link))["state"] == "waiting"
+    assert drive(desk.decide_with(link, "approve"))["state"] == "approved"
+    assert (pay(10), ran) == ("paid", [10])
 
 
 def test_decisions_are_in_the_audit_log() -> None:

@@ -209,6 +209,66 @@ def test_a_trip_that_has_cooled_down_opens_nothing() -> None:
     assert breakers.adopt([_trip("node-1", clock.now_ms() - 1)]) == []
 
 
+def _skewed(clock: ManualClock, skew_ms: int, lasts_ms: int, key: str = "global") -> BreakerRow:
+    """A row that was written just now, on a machine whose clock is wrong."""
+    wall, state = clock.now_ms() + skew_ms, "OPEN" if "#" in key else "FORCED_OPEN"
+    return BreakerRow(key, state, 1, wall + lasts_ms, "because", wall, key.partition("#")[2])
+
+
+def _opened(breakers: Breakers, clock: ManualClock, key: str = "global") -> int:
+    state = breakers.get(key).export(clock.monotonic())
+    return 0 if state.state == "CLOSED" else state.remaining_ms
+
+
+@pytest.mark.parametrize("skew_ms", [-3_600_000, -120_000, 0, 120_000, 3_600_000])
+@pytest.mark.parametrize("told", [True, False])
+def test_an_act_lasts_as_long_as_its_operator_said_whatever_his_clock_says(skew_ms: int, told: bool) -> None:
+    clock = ManualClock()
+    breakers = Breakers(clock, quorum=2)
+    breakers.adopt([])
+    clock.advance(600 if told else 1)  # gateways that are told look seldom
+    row = _skewed(clock, skew_ms, 60_000)
+    breakers.adopt([row], told=told)
+    assert 59_000 <= _opened(breakers, clock) <= 60_000
+    clock.advance(30)
+    breakers.adopt([row], told=told)
+    assert 29_000 <= _opened(breakers, clock) <= 30_000
+
+
+def test_an_act_that_was_over_before_a_gateway_looked_again_does_nothing() -> None:
+    clock = ManualClock()
+    breakers = Breakers(clock, quorum=2)
+    breakers.adopt([])
+    row = _skewed(clock, 0, 60_000)
+    clock.advance(600)
+    assert breakers.adopt([row]) == []
+
+
+@pytest.mark.parametrize("key", ["global", "global#node-1"])
+def test_a_row_from_a_clock_that_is_fast_lasts_no_longer_than_it_says(key: str) -> None:
+    clock = ManualClock()
+    starting = Breakers(clock, quorum=2)
+    starting.adopt([_skewed(clock, 3_600_000, 1_000, key)])
+    assert _opened(starting, clock) == 1_000
+
+
+@pytest.mark.parametrize("skew_ms", [-120_000, 3_600_000])
+def test_trips_of_wrong_clocks_count_while_they_last(skew_ms: int) -> None:
+    clock = ManualClock()
+    breakers = Breakers(clock, quorum=2)
+    breakers.adopt([])
+    clock.advance(0.5)
+    first = _skewed(clock, skew_ms, 30_000, "global#node-1")
+    breakers.adopt([first])
+    clock.advance(0.5)
+    assert breakers.adopt([first, _skewed(clock, 0, 30_000, "global#node-2")]) != []
+    late = Breakers(clock, quorum=2)
+    late.adopt([])
+    late.adopt([first])
+    clock.advance(60)
+    assert late.adopt([first, _skewed(clock, 0, 30_000, "global#node-2")]) == []
+
+
 def test_transitions_are_told() -> None:
     rig = Rig()
     rig.tool(*[HttpError(503)] * 5, "fine", idempotent=True)
