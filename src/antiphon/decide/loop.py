@@ -205,8 +205,9 @@ class LoopGuard:
         verdict = ALLOW if seen is None else self._judge(tool, seen, now, poll)
         if verdict.action == "block":
             return self._blocked(verdict)
-        if cost:
-            self.spend(cost)
+        if cost and not self._afford(cost):  # other threads have spent what was left
+            self._ended = self._no_money()
+            return self._ended
         return verdict
 
     def is_new(self, call: tuple[str, str]) -> bool:
@@ -265,6 +266,15 @@ class LoopGuard:
         """Add a cost that became known only afterwards (tokens of a model call)."""
         with self._lock:
             self.cost += cost
+
+    def _afford(self, cost: float) -> bool:
+        """Spend *cost* if the cap allows it, in one step."""
+        most = self._policy.max_cost
+        with self._lock:
+            if most is not None and self.cost + cost > most + 1e-9:
+                return False
+            self.cost += cost
+        return True
 
     def _judge(self, tool: str, seen: _Seen | _Once, now: float, poll: bool) -> LoopVerdict:
         policy = self._policy
@@ -334,8 +344,11 @@ class LoopGuard:
         if policy.max_seconds is not None and now - self._started > policy.max_seconds:
             return _cap("seconds", f"{policy.max_seconds:g} seconds")
         if policy.max_cost is not None and self.cost + cost > policy.max_cost + 1e-9:
-            return _cap("cost", f"a cost of {policy.max_cost:g}")
+            return self._no_money()
         return None
+
+    def _no_money(self) -> LoopVerdict:
+        return _cap("cost", f"a cost of {self._policy.max_cost:g}")
 
     # -- under the lock ----------------------------------------------------------------------------------------------
 

@@ -240,6 +240,20 @@ def test_cap_on_cost() -> None:
     assert watched.cost == pytest.approx(0.95), "what did not run was not paid for"
 
 
+def test_threads_do_not_overrun_the_cap_on_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, over = guard(max_cost=1.0), LoopGuard._over
+
+    def raced(self: LoopGuard, *of: Any) -> Any:
+        found = over(self, *of)
+        self.spend(0.5)  # by another thread, which was allowed as well
+        return found
+
+    monkeypatch.setattr(LoopGuard, "_over", raced)
+    assert watched.check("a", "1", 0.0, cost=1.0).action == "end"
+    assert watched.ended is not None
+    assert (watched.ended.reason, watched.cost) == ("cost", 0.5)
+
+
 def test_switched_off() -> None:
     watched = guard(enabled=False, max_calls=None)
     assert set(actions(run(watched, [("search", "nothing")] * 50))) == {"allow"}
