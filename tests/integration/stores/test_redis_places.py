@@ -14,9 +14,11 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+from antiphon._gateway.store_breaker import is_sick
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow, Pinned
 from antiphon.stores import RedisStore
+from antiphon.stores.redis.claims import RedisClaims
 from antiphon.stores.redis.schema import Names
 from tests.integration.stores.redis_kit import (
     FACES,
@@ -308,10 +310,19 @@ def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
 
 
 @both_faces
-def test_a_slot_that_stays_on_the_move_is_an_unavailable_store(face: Face, own_cluster: Cluster, unique: str) -> None:
+def test_a_slot_that_stays_on_the_move_is_an_unavailable_store(
+    face: Face, own_cluster: Cluster, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Redirections without end are an error of redis-py, which no caller of the store knows."""
     names = Names(unique)
     key = next(f"k{n}" for n in range(1000) if slot_of(names, f"k{n}") < 5461)
+    elsewhere = next(f"k{n}" for n in range(1000) if slot_of(names, f"k{n}") >= 5461)
+    given_back: list[RedisClaims] = []
+
+    async def give_back(claims: RedisClaims) -> None:
+        given_back.append(claims)
+
+    monkeypatch.setattr(RedisClaims, "_give_back", give_back)
 
     async def work(journal: RedisJournal) -> None:
         claimed(await journal.begin(request_for(key)))
@@ -320,8 +331,14 @@ def test_a_slot_that_stays_on_the_move_is_an_unavailable_store(face: Face, own_c
             command(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", own_cluster.node_id(0))
             command(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", own_cluster.node_id(1))
             assert command(source, "MIGRATE", HOST, port, names.shard(key).record + key, 0, 1000) == b"OK"
-        with pytest.raises(StoreUnavailable, match=r"moving a slot|TRYAGAIN"):
+        with pytest.raises(StoreUnavailable, match="moving a slot") as caught:
             await journal.read(key, "call-2")
+        assert not is_sick(caught.value), "the other slots work"
+        with pytest.raises(StoreUnavailable, match="moving a slot") as caught:
+            await journal.begin(request_for(key, "call-2"))
+        assert not is_sick(caught.value)
+        claimed(await journal.begin(request_for(elsewhere)))
+        assert not given_back, "no other call waits until a claim is given back that was certainly not made"
 
     in_face(face, RedisStore(own_cluster.url, prefix=unique, retry_timeout_s=0.3), work)
 

@@ -12,7 +12,7 @@ from antiphon.errors import StoreUnavailable
 from antiphon.ports import Begun, Claimed, ClaimRequest, ClaimTemplate, Existing, Pin, Pinned, Row, Settlement
 from antiphon.stores._common import Settling, append_each
 from antiphon.stores.redis import schema
-from antiphon.stores.redis.client import Client, Words
+from antiphon.stores.redis.client import MOVING, Client, Words
 from antiphon.stores.redis.log import RedisLog
 from antiphon.stores.redis.schema import CLEARED, Names, head_of, line_of, outcome_bytes, record_of
 
@@ -92,9 +92,9 @@ class RedisClaims(RedisLog):
             if pin is not None and _crosses_slots(error):  # one address for the shards of a Cluster
                 self._client.slots = True
                 return await self._claim(request, version)
-            self._abandoned.append(
-                (key, nonce, wanted > 0)
-            )  # it may have been executed, or will be when a server wakes up
+            if not (isinstance(error, StoreUnavailable) and error.data.get("reason") == MOVING):
+                # it may have been executed, or will be when a server wakes up
+                self._abandoned.append((key, nonce, wanted > 0))
             raise
         if self._abandoned:
             await self._give_back()

@@ -41,10 +41,14 @@ _TRANSIENT: Final = ("LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY "
 _ON_THE_MOVE: Final = (AskError, ClusterError)
 """A slot between two servers: redirections that redis-py followed until it gave up were never executed."""
 
+MOVING: Final = "moving"
+"""The reason of an error about one slot: the others work, and the command was certainly not executed."""
+
 _TOO_FEW_RIGHTS: Final = (
     "does not allow this user what the store needs",
     "The rules it takes are in docs/how-to/run-a-fleet-redis.md.",
 )
+_MOVES: Final = ("is a Cluster that is moving a slot", "Try again in a moment.")
 _MEANING: Final = {
     "NOAUTH": ("requires a password", "Put user and password into the URL."),
     "WRONGPASS": ("refused user or password", "Check user and password in the URL."),
@@ -59,7 +63,9 @@ _MEANING: Final = {
     "CLUSTERDOWN": ("is a Cluster that is down", "Check CLUSTER INFO."),
     "MASTERDOWN": ("has lost its primary", "Look at the replication state."),
     "NOREPLICAS": ("has too few replicas to accept writes", "Look at the replication state."),
-    "TTL exhausted": ("is a Cluster that is moving a slot", "Try again in a moment."),
+    "TTL exhausted": _MOVES,
+    "TRYAGAIN": _MOVES,
+    "ASK ": _MOVES,
     "BUSY ": ("is busy with a script", "Look for slow scripts of others."),
     "ERR DB index": ("does not have this database", "Check the number after the host in the URL."),
     "ERR unknown command": ("does not know a command this store needs", "Use Redis 6.2 or newer, or Valkey."),
@@ -77,6 +83,9 @@ _REASONS: Final = {
     "MISCONF": "full",
     "ERR DB index": "cannot_open",
     "ERR unknown command": "cannot_open",
+    "TTL exhausted": MOVING,
+    "TRYAGAIN": MOVING,
+    "ASK ": MOVING,
 }
 """What a server that answers lacks; the others do not work for the moment."""
 
@@ -143,13 +152,14 @@ class Client:
 
     async def execute_and_wait(self, words: Words, replicas: int, wait_ms: int) -> tuple[Any, int]:
         """The reply, and how many replicas have confirmed the write: one round trip."""
-        since, failures = time.monotonic(), 0
+        since, failures, lost = time.monotonic(), 0, False
         while True:
             reply, confirmed = await self._exchange((words, ("WAIT", replicas, wait_ms)), dedicated=True)
             if not isinstance(reply, Exception):
                 break
             failures += 1
-            words = await self._next(reply, words, words, failures, since + self._retry_timeout_s)
+            words = await self._next(reply, words, words, failures, since + self._retry_timeout_s, lost)
+            lost = lost or isinstance(reply, _LOST)
         if isinstance(confirmed, Exception):
             raise _refused(self.target, confirmed)
         return reply, confirmed
@@ -165,18 +175,24 @@ class Client:
         return list(reply.values()) if isinstance(reply, dict) and "redis_version" not in reply else [reply]
 
     async def _retry(self, reply: Any, words: Words, again: Words, since: float, timeout_s: float = 0.0) -> Any:
-        until, failures = since + max(timeout_s, self._retry_timeout_s), 0
+        until, failures, lost = since + max(timeout_s, self._retry_timeout_s), 0, False
         while isinstance(reply, Exception):
             failures += 1
             if reply.__class__ is AskError and failures <= _REDIRECTIONS:
                 reply = await self._follow(words)
             else:
-                words = await self._next(reply, words, again, failures, until)
+                words = await self._next(reply, words, again, failures, until, lost)
+                lost = lost or isinstance(reply, _LOST)
                 (reply,) = await self._exchange((words,))
         return reply
 
-    async def _next(self, error: Exception, words: Words, again: Words, failures: int, until: float) -> Words:
-        """What to send next, after a pause; raises if the error stays or the time is up."""
+    async def _next(
+        self, error: Exception, words: Words, again: Words, failures: int, until: float, was_lost: bool = False
+    ) -> Words:
+        """What to send next, after a pause; raises if the error stays or the time is up.
+
+        *was_lost*: an earlier try may have been executed.
+        """
         if isinstance(error, redis.exceptions.NoScriptError):
             return in_full(words)
         if self._cluster and isinstance(error, MovedError):
@@ -194,7 +210,7 @@ class Client:
         at_once = failures == 1 and isinstance(error, redis.ConnectionError) and not transient
         pause = 0.0 if at_once else _BACKOFF.compute(failures)
         if not at_once and time.monotonic() + pause > until:
-            raise (_refused if transient else unreachable)(self.target, error) from None
+            raise (_refused(self.target, error, was_lost) if transient else unreachable(self.target, error)) from None
         await _done(type(self)._pause(pause))
         if transient:
             await self._disconnect()  # the server may be no primary any more
@@ -489,12 +505,13 @@ def _reply_text(error: Exception) -> str:
     return f"{code} {error}" if code else str(error)
 
 
-def _refused(target: Target, error: Exception) -> StoreUnavailable:
+def _refused(target: Target, error: Exception, was_lost: bool = False) -> StoreUnavailable:
     """An error reply in words: what it means, which setting to look at."""
     text = _reply_text(error)
     for start, (meaning, hint) in _MEANING.items():
         if text.startswith(start) or f" -{start}" in text:  # inside a script, older servers put words before it
-            data = {"reason": _REASONS[start]} if start in _REASONS else {}
+            reason = _REASONS.get(start)
+            data = {} if reason is None or (was_lost and reason == MOVING) else {"reason": reason}
             return _unavailable(target, meaning, f"{hint} Look at {target.setting}.", reply=text[:200], **data)
     return _unavailable(target, f"answered: {text[:200]}", f"Look at {target.setting}.", reply=text[:200])
 
