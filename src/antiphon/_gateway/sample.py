@@ -11,7 +11,7 @@ from antiphon import _saga
 from antiphon._gateway.owner import certainly_dead
 from antiphon._gateway.plan import Plans
 from antiphon._gateway.store_breaker import PROBE
-from antiphon.contract.record import is_unknown
+from antiphon.contract.record import is_unsettled, unknown_for
 from antiphon.errors import StoreError
 from antiphon.ports import SyncJournal
 from antiphon.telemetry import _metrics as schema
@@ -76,8 +76,8 @@ def _counted(
     for tenant in tenants:
         counts.update(journal.counts(tenant))
         for record in journal.earlier(tenant=tenant):  # an unknown outcome that others have followed is one
-            if record.state == "failed" and is_unknown(record):
-                counts[record.tool, schema.unknown_for(now_ms - record.updated_at_ms)] += 1
+            if is_unsettled(record):
+                counts[record.tool, unknown_for(now_ms - record.updated_at_ms)] += 1
         for status in ("running", "interrupted"):
             for run in journal.runs(tenant=tenant, status=status, limit=_MOST_RUNS):
                 is_over = status == "interrupted" or run.id in left or certainly_dead(run.tags.get("owner", ""))

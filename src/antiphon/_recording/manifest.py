@@ -99,7 +99,7 @@ def source_files(function: Callable[..., Any] | None) -> dict[str, str] | None:
     waiting, seen = [(first.__name__, file)], {first.__name__}
     while waiting and len(found) < _MAX_FILES:
         module, path = waiting.pop()
-        digest, imports = _read(str(path), _stamp(path), _package(module, path))
+        digest, imports = _read(str(path), stamp_of(path), _package(module, path))
         if digest is not None:
             found[path.relative_to(root).as_posix()] = digest
         for name in (*imports, *_named(sys.modules.get(module))):
@@ -170,7 +170,8 @@ def _package(module: str, path: Path) -> str:
     return str(known or (module if path.name == "__init__.py" else module.rpartition(".")[0]))
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Changes with the content of a file; zeros if there is none."""
     try:
         known = path.stat()
     except OSError:

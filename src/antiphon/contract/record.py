@@ -94,8 +94,16 @@ UNKNOWN_CODE = "outcome_unknown"
 """The code of the error of a record of unknown outcome."""
 
 
+def is_unsettled(record: DedupeRecord) -> bool:
+    """Whether the outcome of this record's call is unknown until a person or ``reconcile`` settles it."""
+    return record.state == "failed" and record.error is not UNSET and record.error.code == UNKNOWN_CODE
+
+
 def is_unknown(record: DedupeRecord) -> bool:
-    """Whether it is unknown if this record's call took effect."""
-    if record.state == "failed":
-        return record.error is not UNSET and record.error.code == UNKNOWN_CODE
-    return record.state == "cancelled" and record.dispatched
+    """Whether it is unknown if this record's call took effect; a cancelled one may simply run again."""
+    return is_unsettled(record) or (record.state == "cancelled" and record.dispatched)
+
+
+def unknown_for(age_ms: int) -> str:
+    """The state that an unknown outcome of this age is counted in."""
+    return "unknown_1d" if age_ms >= 86_400_000 else "unknown_1h" if age_ms >= 3_600_000 else "unknown"

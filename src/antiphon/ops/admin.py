@@ -28,7 +28,7 @@ from antiphon.config.wiring import fingerprints_of, sealer_of
 from antiphon.contract._base import UNSET
 from antiphon.contract.approval import is_asking, split_note
 from antiphon.contract.events import audit_manifest
-from antiphon.contract.record import DedupeRecord
+from antiphon.contract.record import DedupeRecord, is_unsettled
 from antiphon.contract.spec import DidNotHappen, Happened, ToolSpec
 from antiphon.decide.breaker import RESET_REASON
 from antiphon.decide.claim import RESOLVED, SERVED, is_resolution, is_unknown
@@ -178,8 +178,7 @@ class Admin:
 
     async def _earlier_unknown(self, key: str = "") -> list[DedupeRecord]:
         """Unknown outcomes of calls that others have followed: they are still to be settled."""
-        past = await self._journal.earlier(tenant=self.tenant, key=key)
-        return [record for record in past if record.state == "failed" and is_unknown(record)]
+        return [record for record in await self._journal.earlier(tenant=self.tenant, key=key) if is_unsettled(record)]
 
     async def _now_ms(self, records: Sequence[DedupeRecord]) -> int:
         """The time of the store, by which leases end, if one of *records* is in flight."""

@@ -26,6 +26,7 @@ import orjson
 from antiphon import similarity
 from antiphon._diff import plural
 from antiphon._gateway.ids import uuid7
+from antiphon._recording.manifest import stamp_of
 from antiphon._version import __version__
 from antiphon.config.wiring import ensure_home
 from antiphon.contract.events import RunManifest
@@ -359,7 +360,7 @@ def matrices(app: Antiphon, limit: int = 50) -> list[dict[str, Any]]:
     """The matrices of this tenant and store that are driven from this machine, newest first."""
     found: list[dict[str, Any]] = []
     for path in sorted((ensure_home() / _FOLDER).glob(f"*/{_PLAN}"), reverse=True):
-        owner, wire = _summary(path.parent, _stamp(path), _stamp(path.with_name(_TABLE)))
+        owner, wire = _summary(path.parent, stamp_of(path), stamp_of(path.with_name(_TABLE)))
         if owner == (app.tenant, app.store.url):
             found.append(dict(wire))
             if len(found) == limit:
@@ -368,7 +369,9 @@ def matrices(app: Antiphon, limit: int = 50) -> list[dict[str, Any]]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _summary(folder: Path, plan: _Stamp, table: _Stamp) -> tuple[tuple[str, str] | None, dict[str, Any]]:
+def _summary(
+    folder: Path, plan: tuple[int, int], table: tuple[int, int]
+) -> tuple[tuple[str, str] | None, dict[str, Any]]:
     """Tenant and store of a matrix, and what a list says of it; read again when one of its files has changed."""
     document = _document(folder)
     if document is None:
@@ -376,17 +379,6 @@ def _summary(folder: Path, plan: _Stamp, table: _Stamp) -> tuple[tuple[str, str]
     wire = Matrix(document, Table(folder, document)).to_wire()
     shown = {name: value for name, value in wire.items() if name not in ("lowest", "table")}
     return (document.tenant, document.store), shown
-
-
-_Stamp = tuple[int, int]
-
-
-def _stamp(path: Path) -> _Stamp:
-    try:
-        known = path.stat()
-    except OSError:
-        return 0, 0
-    return known.st_mtime_ns, known.st_size
 
 
 def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:

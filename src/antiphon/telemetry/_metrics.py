@@ -62,13 +62,6 @@ BREAKER_STATES = ("CLOSED", "OPEN", "HALF_OPEN", "FORCED_OPEN")
 STORE_STATES = ("CLOSED", "OPEN")
 AGES = {"unknown": "new", "unknown_1h": "1h", "unknown_1d": "1d"}
 """The ``age`` label of unknown outcomes by the state that a store counts them in."""
-
-
-def unknown_for(age_ms: int) -> str:
-    """The state that an unknown outcome of this age is counted in."""
-    return "unknown_1d" if age_ms >= 86_400_000 else "unknown_1h" if age_ms >= 3_600_000 else "unknown"
-
-
 FIRST_HITS = ("done", "failed", "inflight", "conflict", "store_outage_open", "store_outage_closed")
 FIRST_TRANSITIONS = (
     ("CLOSED", "OPEN"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
+from antiphon.contract.record import unknown_for
 from antiphon.errors import InvalidInput
 from antiphon.ports import Clock, Journal, Records, Told
 from antiphon.stores._adapters import AsyncFromSync
@@ -110,8 +111,7 @@ class SyncMemoryJournal(MemoryClaims):
             if state == "inflight" and node.lock_until <= now:
                 state = "stale"
             elif state == "failed" and node.kept:
-                age = now - node.updated
-                state = "unknown_1d" if age >= 86_400_000 else "unknown_1h" if age >= 3_600_000 else "unknown"
+                state = unknown_for(now - node.updated)
             found[node.template.tool, state] = found.get((node.template.tool, state), 0) + 1
         return found
 
