@@ -13,7 +13,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.host.api_keys import Principal
 from antiphon.host.host import Host, not_found
-from antiphon.ops import matrix, verdicts
+from antiphon.ops import matrix_result, verdicts
 from antiphon.ops.compare import compare
 from antiphon.ops.gateways import declared
 from antiphon.ops.health import health
@@ -166,13 +166,13 @@ async def event(host: Host, principal: Principal, run_id: str, seq: int) -> dict
 async def matrices(host: Host, principal: Principal, *, limit: int) -> dict[str, Any]:
     """The matrices that are driven from this machine, newest first: verdicts, variants in numbers, progress."""
     app = host.tenant(principal.tenant)
-    return {"matrices": await host.in_thread(principal.tenant, lambda: matrix.matrices(app, limit))}
+    return {"matrices": await host.in_thread(principal.tenant, lambda: matrix_result.matrices(app, limit))}
 
 
 async def one_matrix(host: Host, principal: Principal, wanted: str) -> dict[str, Any]:
     """One of them, with what its page shows."""
     app = host.tenant(principal.tenant)
-    return await host.in_thread(principal.tenant, lambda: matrix.one_matrix(app, wanted))
+    return await host.in_thread(principal.tenant, lambda: matrix_result.one_matrix(app, wanted))
 
 
 async def golden_tests(host: Host, principal: Principal) -> dict[str, Any]:

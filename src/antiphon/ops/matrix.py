@@ -6,29 +6,19 @@ be interrupted at any time, and whoever starts it again goes on.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import logging
-import os
 import re
-import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import orjson
 
 from antiphon import similarity
 from antiphon._diff import plural
 from antiphon._gateway.ids import uuid7
-from antiphon._recording.manifest import stamp_of
 from antiphon._version import __version__
-from antiphon.config.wiring import ensure_home
 from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, silent
@@ -37,38 +27,19 @@ from antiphon.ops.artifacts import open_run
 from antiphon.ops.cells import HELD, SPENT, Row, Work, code_at, digest_of, is_here, named, run_of
 from antiphon.ops.execution import known_tools
 from antiphon.ops.executors import Executor, Here, Local
+from antiphon.ops.matrix_result import Judge, Matrix
+from antiphon.ops.matrix_table import PLAN, Cell, Document, Metric, Table, Variant, cell_of, folder_of
 from antiphon.ops.runs import all_runs, events_of, is_audit, load_recording, real_status
 from antiphon.ops.side_effects import gate
-from antiphon.scoring.sequential import Comparison, shares
 
-log: logging.Logger = logging.getLogger("antiphon.matrix")
-
-Metric = Literal["pass", "score"]
 BASELINE = "baseline"
 CAP = 5
 """Rounds of ``samples="auto"``."""
 _BATCH_S, _LARGEST = 0.25, 32
 """A batch is so long that handing it out costs nothing beside it."""
-_LOWEST, _REASONS = 10, 3
-_FOLDER, _PLAN, _TABLE, _LOCK = "matrix", "plan.json", "table.jsonl", "lock"
-_BAD = b'"status":"error"'
 _WORDS = re.compile(r"(name|status|since|limit)=(\S+)")
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-class Variant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is changed: another model, temperature, seed, system prompt, model client or code. Nothing: the baseline."""
-
-    name: str
-    model: str | None = None
-    temperature: float | None = None
-    seed: int | None = None
-    prompt: str | None = None
-    llm: str | None = None
-    """``file.py:function`` that answers model requests."""
-    entry: str | None = None
-    """``file.py:function`` to run instead of the recorded entry point."""
 
 
 class Estimate(NamedTuple):
@@ -131,40 +102,6 @@ class _Usage(NamedTuple):
     cost: float
     unpriced: tuple[str, ...]
     without_usage: int
-
-
-class Document(msgspec.Struct, rename="camel", omit_defaults=True):
-    """A plan as it is kept: everything that a second start needs."""
-
-    id: str
-    created_at_ms: int
-    version: str
-    store: str
-    tenant: str
-    workspace: str
-    runs: list[str]
-    variants: list[Variant]
-    """The first one is what the others are compared with, if ``compares``."""
-    compares: bool
-    rounds: int
-    stops: bool
-    """Whether it ends as soon as all comparisons are decided."""
-    code: dict[str, dict[str, Any]]
-    entries: dict[str, str]
-    """The entry point of each run, where they differ; ``""`` is that of all others."""
-    metric: Metric = "pass"
-    alpha: float = 0.05
-    margin: float = 0.05
-    min_ars: float | None = None
-    budget: float | None = None
-    max_calls: int | None = None
-    order: int = 0
-    salt: str = ""
-    config: str | None = None
-    sandbox: bool = True
-    sizes: dict[str, int] = {}
-    settings: dict[str, Any] = {}
-    """What decides a verdict, as it was when the matrix was started first."""
 
 
 def select(app: Antiphon, words: str) -> list[str]:
@@ -320,21 +257,16 @@ def _entries(manifests: Iterable[RunManifest], own: str | None) -> dict[str, str
     return found
 
 
-def folder_of(matrix_id: str) -> Path:
-    """Where the plan and the table of a matrix are."""
-    return ensure_home() / _FOLDER / matrix_id
-
-
 def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
     """The plan of a matrix that was begun, by its id or a unique prefix."""
     app = app or current()
-    parent = ensure_home() / _FOLDER
-    found = sorted(path.name for path in parent.glob(f"{wanted}*") if (path / _PLAN).is_file()) if wanted else []
+    parent = folder_of()
+    found = sorted(path.name for path in parent.glob(f"{wanted}*") if (path / PLAN).is_file()) if wanted else []
     if re.search(r"[^\w-]", wanted) or len(found) != 1:
         said = f"matches several matrices: {', '.join(found)}" if len(found) > 1 else f"is not in {parent}"
         raise NotFound(f"The matrix {wanted!r} {said}.", hint="A matrix prints its id when it starts.")
     try:
-        document = msgspec.json.decode((parent / found[0] / _PLAN).read_bytes(), type=Document)
+        document = msgspec.json.decode((parent / found[0] / PLAN).read_bytes(), type=Document)
     except msgspec.MsgspecError as error:
         raise InvalidInput(
             f"The plan of the matrix {found[0]} cannot be read: {error}.",
@@ -354,51 +286,6 @@ def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
             code="other_code",
         )
     return Plan(app, document)
-
-
-def matrices(app: Antiphon, limit: int = 50) -> list[dict[str, Any]]:
-    """The matrices of this tenant and store that are driven from this machine, newest first."""
-    found: list[dict[str, Any]] = []
-    for path in sorted((ensure_home() / _FOLDER).glob(f"*/{_PLAN}"), reverse=True):
-        owner, wire = _summary(path.parent, stamp_of(path), stamp_of(path.with_name(_TABLE)))
-        if owner == (app.tenant, app.store.url):
-            found.append(dict(wire))
-            if len(found) == limit:
-                break
-    return found
-
-
-@functools.lru_cache(maxsize=1024)
-def _summary(
-    folder: Path, plan: tuple[int, int], table: tuple[int, int]
-) -> tuple[tuple[str, str] | None, dict[str, Any]]:
-    """Tenant and store of a matrix, and what a list says of it; read again when one of its files has changed."""
-    document = _document(folder)
-    if document is None:
-        return None, {}
-    wire = Matrix(document, Table(folder, document)).to_wire()
-    shown = {name: value for name, value in wire.items() if name not in ("lowest", "table")}
-    return (document.tenant, document.store), shown
-
-
-def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:
-    """A matrix as it is now: its verdicts, how far it is, and as ``view`` what its page shows."""
-    folder = ensure_home() / _FOLDER / wanted
-    document = _document(folder) if re.fullmatch(r"[\w-]{1,64}", wanted) else None
-    if document is None or (document.tenant, document.store) != (app.tenant, app.store.url):
-        raise NotFound(f"There is no matrix {wanted[:64]!r} here.", hint="List them: GET /v1/matrices")
-    found = Matrix(document, Table(folder, document))
-    wire = found.to_wire()
-    del wire["table"]  # a path of this machine
-    return {**wire, "view": found.view()}
-
-
-def _document(folder: Path) -> Document | None:
-    """The plan in a folder, if it can be read."""
-    try:
-        return msgspec.json.decode((folder / _PLAN).read_bytes(), type=Document)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 class Plan:
@@ -605,206 +492,6 @@ class Plan:
         return found
 
 
-class Table:
-    """The rows, in a file that grows. A cell that is tried again gets another row: the last one counts."""
-
-    def __init__(self, folder: Path, document: Document) -> None:
-        self.path: Path = folder / _TABLE
-        self._document = document
-        self._lanes = {one.name for one in document.variants}
-        self._damaged: set[int] = set()
-        self._file: Any = None
-        self._lock: Any = None
-        self._has_bad = False
-
-    def __enter__(self) -> Table:
-        """Begin to write; one process at a time."""
-        folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _held(folder / _LOCK, self._document.id)
-        if not (folder / _PLAN).exists():
-            _replace(folder / _PLAN, [msgspec.json.encode(self._document)])
-        if self.path.exists():
-            self._tidy()
-        if self._damaged:
-            lines = plural(len(self._damaged), "line")
-            log.warning("%s of %s cannot be read; these cells are computed again.", lines, self.path)
-        self._file = self.path.open("ab")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        if self._has_bad:
-            self._tidy()
-        self._lock.close()
-
-    def _tidy(self) -> None:
-        """Drop rows of cells that were tried again, lines that cannot be read, and one that was not finished."""
-        kept = {cell_of(row): row for row in self}
-        self._has_bad = any(row["status"] == "error" for row in kept.values())
-        _replace(self.path, [orjson.dumps(row) + b"\n" for row in kept.values()])
-
-    def __iter__(self) -> Iterator[Row]:
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            has_bad = any(_BAD in line for line in file)
-            file.seek(0)
-            if not has_bad:
-                yield from self._rows(file)
-                return
-            last: dict[Cell, int] = {}  # of cells that have a bad row
-            count = 0
-            for count, row in enumerate(self._rows(file), 1):
-                if row["status"] == "error" or cell_of(row) in last:
-                    last[cell_of(row)] = count
-            file.seek(0)
-            for number, row in enumerate(islice(self._rows(file), count), 1):
-                if last.get(cell_of(row), number) == number:
-                    yield row
-
-    def _rows(self, file: Iterable[bytes]) -> Iterator[Row]:
-        for number, line in enumerate(file):
-            if not line.endswith(b"\n"):
-                return
-            row = self._row(line)
-            if row is None:
-                self._damaged.add(number)
-            else:
-                yield row
-
-    def _row(self, line: bytes) -> Row | None:
-        """A line; ``None`` if it is none of this table."""
-        try:
-            row: Row = orjson.loads(line)
-            return row if msgspec.convert(row, _Line).variant in self._lanes else None
-        except (orjson.JSONDecodeError, msgspec.MsgspecError):
-            return None
-
-    def add(self, row: Row) -> None:
-        """One more."""
-        self._file.write(orjson.dumps(row) + b"\n")
-        self._file.flush()
-
-
-class _Line(msgspec.Struct):
-    """What every row has."""
-
-    run: str
-    variant: str
-    sample: int
-    status: Literal["pass", "fail", "error"]
-    reasons: list[str]
-    score: float = 0.0
-    calls: int = 0
-    cost: float = 0.0
-
-
-Cell = tuple[str, int, str]
-
-
-def cell_of(row: Row) -> Cell:
-    """Which cell a row is about: variant, sample and run."""
-    return row["variant"], row["sample"], row["run"]
-
-
-def _held(path: Path, matrix_id: str) -> Any:
-    """A lock that only one process has, until it closes the file or ends."""
-    file = path.open("ab")
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        file.close()
-        raise InvalidInput(
-            f"Another process is working on the matrix {matrix_id}. Nothing was changed.",
-            hint=f"Wait until it ends or end it, then: antiphon matrix --resume {matrix_id}",
-            code="matrix_busy",
-        ) from None
-    except OSError as error:  # a file system without locks
-        log.warning("%s cannot be locked (%s); start no second process for this matrix.", path, error)
-    return file
-
-
-def _replace(path: Path, lines: Iterable[bytes]) -> None:
-    temporary = path.with_suffix(".new")
-    with temporary.open("wb") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def ordered(document: Document, round_: int) -> list[str]:
-    """The runs in the order of a round: drawn before anything is known, the same at every start."""
-    mark = f"{document.order}:{round_}:"
-    return sorted(document.runs, key=lambda run: hashlib.sha256(f"{mark}{run}".encode()).digest())
-
-
-class Judge:
-    """Feeds the comparisons, pair by pair in the drawn order, whatever order the cells are done in."""
-
-    def __init__(self, document: Document) -> None:
-        self._document = document
-        base, *others = document.variants
-        self._base = base.name
-        rest = [one.name for one in others] if document.compares else []
-        share = document.alpha / max(1, len(rest))
-        split = shares(document.rounds)
-        self.tests: dict[str, Comparison] = {
-            name: Comparison(alpha=share, margin=document.margin, shares=split) for name in rest
-        }
-        self.left_out: dict[str, int] = dict.fromkeys(rest, 0)
-        """Pairs that could not be compared because one of them is a bad row."""
-        self._at = dict.fromkeys(rest, (0, 0))
-        self._values: dict[tuple[str, int, str], float | None] = {}
-        self._orders: dict[int, list[str]] = {}
-
-    def order(self, round_: int) -> list[str]:
-        """The runs of a round."""
-        if round_ not in self._orders:
-            self._orders[round_] = ordered(self._document, round_)
-        return self._orders[round_]
-
-    @property
-    def decided(self) -> dict[str, str]:
-        """The comparisons that are decided."""
-        return {name: test.decision for name, test in self.tests.items() if test.decision != "undecided"}
-
-    def add(self, row: Row) -> None:
-        """One more cell."""
-        value: float | None = None
-        if row["status"] in ("pass", "fail"):
-            value = float(row["score"]) if self._document.metric == "score" else float(row["status"] == "pass")
-        self._values[(row["variant"], row["sample"], row["run"])] = value
-        for name in self.tests:
-            if row["variant"] in (name, self._base):
-                self._advance(name)
-
-    def _advance(self, name: str) -> None:
-        round_, place = self._at[name]
-        while round_ < self._document.rounds:
-            run = self.order(round_)[place]
-            mine, base = (name, round_, run), (self._base, round_, run)
-            if mine not in self._values or base not in self._values:
-                break
-            value, against = self._values.pop(mine), self._values[base]
-            if value is None or against is None:
-                self.left_out[name] += 1
-            else:
-                self.tests[name].see(round_, run, value - against)
-            place += 1
-            if place == len(self._document.runs):
-                round_, place = round_ + 1, 0
-        self._at[name] = (round_, place)
-
-
 class _Drive:
     """Hands out cells within capacity and budget, and writes rows as they come."""
 
@@ -961,188 +648,3 @@ class _Drive:
             decided=self._judge.decided,
             before=self._before,
         )
-
-
-class Matrix:
-    """The table and the verdicts."""
-
-    def __init__(self, document: Document, table: Table, *, stopped: str = "") -> None:
-        self.document = document
-        self.stopped = stopped
-        """``budget`` if it ended before all cells were done; a second start with a larger one goes on."""
-        self._table = table
-        self._judge = Judge(document)
-        self._lanes: dict[str, dict[str, Any]] = {
-            one.name: {"cells": 0, "passed": 0, "errors": 0, "refused": 0, "scores": 0.0, "cost": 0.0, "calls": 0}
-            for one in document.variants
-        }
-        self._of_run: dict[str, list[float]] = {}
-        self._why: dict[str, Counter[tuple[str, str]]] = {one.name: Counter() for one in document.variants}
-        for row in table:
-            self._add(row)
-
-    def _add(self, row: Row) -> None:
-        self._judge.add(row)
-        lane = self._lanes[row["variant"]]
-        lane["cells"] += 1
-        if row["status"] == "error":
-            lane["errors"] += 1
-            self._why[row["variant"]][row.get("code", ""), " ".join(row["reasons"][:1])] += 1
-        lane["passed"] += row["status"] == "pass"
-        lane["refused"] += bool(row.get("refused"))
-        lane["scores"] += row.get("score", 0.0)
-        lane["cost"] += row.get("cost", 0.0)
-        lane["calls"] += row.get("calls", 0)
-        if row["status"] != "error" and row["variant"] != self.document.variants[0].name:
-            sums = self._of_run.setdefault(row["run"], [0.0, 0.0])
-            sums[0] += row["score"]
-            sums[1] += 1
-
-    @property
-    def id(self) -> str:
-        """Of the matrix."""
-        return self.document.id
-
-    @property
-    def path(self) -> Path:
-        """The file with the rows, one JSON document a line."""
-        return self._table.path
-
-    def to_dicts(self) -> list[Row]:
-        """All rows."""
-        return list(self._table)
-
-    def to_pandas(self) -> Any:
-        """All rows as a ``pandas.DataFrame``."""
-        import importlib
-
-        return importlib.import_module("pandas").DataFrame(self.to_dicts())
-
-    def verdicts(self) -> list[dict[str, Any]]:
-        """What each comparison found."""
-        base = self.document.variants[0].name
-        found = []
-        for name, test in self._judge.tests.items():
-            result = test.result()
-            found.append(
-                {
-                    "variant": name,
-                    "comparedWith": base,
-                    "verdict": result.decision,
-                    "difference": round(result.difference, 6),
-                    "pairs": result.pairs,
-                    "leftOut": self._judge.left_out[name],
-                    "evidenceWorse": round(min(result.evidence_worse, 1.0), 4),
-                    "evidenceNotWorse": round(min(result.evidence_not_worse, 1.0), 4),
-                }
-            )
-        return found
-
-    def lanes(self) -> list[dict[str, Any]]:
-        """Each variant in numbers."""
-        found = []
-        for name, lane in self._lanes.items():
-            good = lane["cells"] - lane["errors"]
-            rate = lane["passed"] / good if good else None
-            mean = lane["scores"] / good if good else None
-            kept = {key: lane[key] for key in ("cells", "passed", "errors", "refused", "calls", "cost")}
-            why = [
-                {"code": code, "reason": reason, "cells": cells}
-                for (code, reason), cells in self._why[name].most_common(_REASONS)
-            ]
-            found.append({"variant": name, **kept, "passRate": rate, "meanScore": mean, "badRows": why})
-        return found
-
-    def lowest(self) -> list[dict[str, Any]]:
-        """The runs with the lowest mean score among the variants; a list to look at, not a test."""
-        means = sorted((total / count, run) for run, (total, count) in self._of_run.items())
-        return [{"run": run, "meanScore": round(mean, 6)} for mean, run in means[:_LOWEST]]
-
-    @property
-    def unclear(self) -> list[str]:
-        """Variants of which nothing is decided and cells failed, their own or those they are compared with."""
-        bad = {name: lane["errors"] for name, lane in self._lanes.items()}
-        if not self._judge.tests:  # nothing to compare with: a variant should answer at all
-            return [name for name, lane in self._lanes.items() if 0 < lane["cells"] == lane["errors"]]
-        base = self.document.variants[0].name
-        return [name for name in self._judge.tests if name not in self._judge.decided and bad[name] + bad[base]]
-
-    @property
-    def exit_code(self) -> int:
-        """1 if a variant is worse, or undecided while cells failed; else 0."""
-        return int(any(one["verdict"] == "worse" for one in self.verdicts()) or bool(self.unclear))
-
-    def to_wire(self) -> dict[str, Any]:
-        """The result without its rows."""
-        document = self.document
-        done = sum(lane["cells"] for lane in self._lanes.values())
-        total = len(document.runs) * len(document.variants) * document.rounds
-        tests = self._judge.tests
-        return {
-            "id": self.id,
-            "createdAtMs": document.created_at_ms,
-            "done": done,
-            "total": total,
-            "isComplete": done >= total or (document.stops and 0 < len(tests) == len(self._judge.decided)),
-            "runs": len(document.runs),
-            "rounds": document.rounds,
-            "metric": document.metric,
-            "embedder": document.settings.get("embedder", ""),
-            "alpha": document.alpha,
-            "margin": document.margin,
-            "stopped": self.stopped,
-            "variants": self.lanes(),
-            "verdicts": self.verdicts(),
-            "unclear": self.unclear,
-            "lowest": self.lowest(),
-            "table": str(self.path),
-        }
-
-    def text(self) -> str:
-        """The result for a console."""
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        document = self.document
-        used = f", embedder: {document.settings['embedder']}" if document.settings else ""
-        yield f"{plural(len(document.runs), 'run')}, {plural(len(document.variants), 'variant')}{used}"
-        for lane in self.lanes():
-            rate = "-" if lane["passRate"] is None else f"{lane['passRate']:.1%} pass, mean ARS {lane['meanScore']:.3f}"
-            bad = f", {plural(lane['errors'], 'bad row')}" if lane["errors"] else ""
-            refused = f", {lane['refused']} refused" if lane["refused"] else ""
-            money = f", cost {lane['cost']:.4f}" if lane["cost"] else ""
-            yield f"  {lane['variant']}: {plural(lane['cells'], 'cell')}, {rate}{refused}{bad}{money}"
-            for one in lane["badRows"]:
-                yield f"    {one['cells']} x {one['code']}: {' '.join(one['reason'].split())}"
-            others = len(self._why[lane["variant"]]) - len(lane["badRows"])
-            if others:
-                yield f"    and {plural(others, 'other reason')}: see the table"
-        margin = f"{document.margin * 100:g} points"
-        words = {
-            "worse": "WORSE",
-            "not worse": f"not worse by {margin} or more",
-            "undecided": f"undecided: neither worse nor within {margin} is clear",
-        }
-        for one in self.verdicts():
-            points = f"{one['difference'] * 100:+.1f} points in {plural(one['pairs'], 'pair')}"
-            left = f", {plural(one['leftOut'], 'pair')} left out" if one["leftOut"] else ""
-            yield f"{one['variant']} beside {one['comparedWith']}: {words[one['verdict']]} ({points}{left})"
-        if not self._judge.tests:
-            yield "Nothing to compare with: add --baseline, or a second variant."
-        if self.unclear:
-            yield f"Undecided, and cells failed: {', '.join(self.unclear)}."
-            yield f"To try these cells again: antiphon matrix --resume {self.id}"
-        if self.stopped:
-            yield f"Stopped by the {self.stopped}: antiphon matrix --resume {self.id} with a larger one goes on."
-
-    def view(self) -> dict[str, Any]:
-        """What the page of the result shows, as plain data."""
-        from antiphon.scoring.html import matrix_view
-
-        return matrix_view(self.to_wire(), self._table)
-
-    def html(self) -> str:
-        """The result as one page."""
-        from antiphon.scoring.html import render_matrix
-
-        return render_matrix(self.view())

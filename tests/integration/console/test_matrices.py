@@ -12,7 +12,7 @@ from playwright.sync_api import expect, sync_playwright
 
 from antiphon.host.http.app import create
 from antiphon.ops.app import Antiphon
-from antiphon.ops.matrix import Document, Variant
+from antiphon.ops.matrix_table import Document, Variant
 from tests.browser import FLAGS
 from tests.integration.console import kit
 from tests.integration.console.test_pages import AXE, opened

@@ -14,7 +14,9 @@ import antiphon
 from antiphon.errors import InvalidInput, NotFound, ReplayBlocked
 from antiphon.ops.cells import perform
 from antiphon.ops.executors import Executor, Here
-from antiphon.ops.matrix import Plan, Status, Table, matrices, one_matrix, ordered, resumed, select
+from antiphon.ops.matrix import Plan, Status, resumed, select
+from antiphon.ops.matrix_result import matrices, one_matrix, ordered
+from antiphon.ops.matrix_table import Table
 from tests.unit.replay.kit import memory_app, says
 
 PRICES = {"old": {"input": 1.0, "output": 10.0}, "new": {"input": 2.0, "output": 20.0}}
