@@ -11,6 +11,7 @@ from antiphon import _saga
 from antiphon._gateway.owner import certainly_dead
 from antiphon._gateway.plan import Plans
 from antiphon._gateway.store_breaker import PROBE
+from antiphon.contract.events import is_reserved
 from antiphon.contract.record import is_unsettled, unknown_for
 from antiphon.errors import StoreError
 from antiphon.ports import SyncJournal
@@ -81,5 +82,5 @@ def _counted(
         for status in ("running", "interrupted"):
             for run in journal.runs(tenant=tenant, status=status, limit=_MOST_RUNS):
                 is_over = status == "interrupted" or run.id in left or certainly_dead(run.tags.get("owner", ""))
-                interrupted += is_over and run.source_run is None and run.tags.get("kind") != "audit"
+                interrupted += is_over and run.source_run is None and not is_reserved(run.id)
     return counts, interrupted

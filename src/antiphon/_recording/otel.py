@@ -123,9 +123,10 @@ def _value(wire: Any, depth: int = 0) -> Any:
     name, value = next(iter(wire.items()))
     if name == "intValue":
         try:
-            return int(value)
+            number = int(value)
         except (TypeError, ValueError):
             return None
+        return number if -(2**63) <= number < 2**63 else None
     if name == "arrayValue":
         values = value.get("values") if isinstance(value, dict) else None
         return [_value(one, depth + 1) for one in values] if isinstance(values, list) else []
@@ -383,7 +384,8 @@ def _unread(value: Any) -> list[str]:
     """The types of parts that have no place in the messages that are made of *value*: pictures, files and others."""
     given = _json(value)
     messages = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
-    return [str(part.get("type")) for one in messages for part in _parts(one) if part.get("type") not in _PARTS]
+    kinds = [str(part.get("type")) for one in messages for part in _parts(one)]
+    return [kind for kind in kinds if kind not in _PARTS]
 
 
 def _system(value: Any) -> list[dict[str, Any]]:

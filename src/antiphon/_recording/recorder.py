@@ -671,8 +671,10 @@ class Recorder:
 
     def clean_manifest(self, manifest: RunManifest) -> RunManifest:
         """The head of the run without secrets; ids, digests and who owns it stay as they are."""
-        free = {name: getattr(manifest, name) for name in ("name", "tags", "llm_config", "tool_schemas")}
+        free = {name: getattr(manifest, name) for name in ("name", "entry", "tags", "llm_config", "tool_schemas")}
         clean = self.view(free)
+        # names of packages are no names of secrets
+        clean["packages"] = dict(zip(manifest.packages, self.view(list(manifest.packages.values())), strict=True))
         if "owner" in manifest.tags:
             clean["tags"]["owner"] = manifest.tags["owner"]
         return self.with_key(msgspec.structs.replace(manifest, **clean))

@@ -120,6 +120,11 @@ class RunManifest(Value, frozen=True):
     v: int = EVENT_VERSION
 
 
+def is_reserved(run_id: str) -> bool:
+    """Whether a run of this id keeps what the host or its operators decided: no file may bring one."""
+    return run_id.startswith(("audit-", "host-"))
+
+
 def audit_manifest(tenant: str, workspace: str, at_ms: int = 0) -> RunManifest:
     """The reserved run that keeps what people decided and operators did in a tenant."""
     return RunManifest(

@@ -22,7 +22,7 @@ from antiphon._recording.foreign import Told, hashed_id, together
 from antiphon._recording.recorder import whole
 from antiphon._recording.run import OPEN_TAG, Run
 from antiphon._recording.seals import RunKey
-from antiphon.contract.events import OF_THE_STORE, SEALED, Event, RunManifest, sum_holds, summed
+from antiphon.contract.events import OF_THE_STORE, SEALED, Event, RunManifest, is_reserved, sum_holds, summed
 from antiphon.errors import AntiphonError, ArtifactError, InvalidInput, NotFound
 from antiphon.ops import Progress, bucket, silent
 from antiphon.ops.app import Antiphon
@@ -295,6 +295,14 @@ def open_run(app: Antiphon, wanted: Any, *, progress: Progress = silent) -> RunM
         return import_artifact(app, path, progress=progress)
 
 
+_ODD = (TypeError, ValueError, LookupError, AttributeError)
+"""What the readers of other formats meet where a value is none that its format knows."""
+
+
+def _odd(path: Path, error: Exception) -> ArtifactError:
+    return ArtifactError(f"{path} holds a value that cannot be read: {error}.", hint="Nothing of it was imported.")
+
+
 def _checked(app: Antiphon, told: Told, path: Path) -> artifact.Document:
     """A run of another format; checked like an artifact of our own."""
     manifest = told.manifest
@@ -305,8 +313,8 @@ def _checked(app: Antiphon, told: Told, path: Path) -> artifact.Document:
     try:
         for number, event in enumerate(told.events):
             events.append(artifact.check_event(seal.line(event), manifest.id, number, str(path)))
-    except TypeError:
-        raise ArtifactError(f"{path} is nested too deeply.") from None
+    except _ODD as error:
+        raise _odd(path, error) from error
     return artifact.Document(manifest, lambda: events, False, told.digest or seal.digest, seal.count, foreign=True)
 
 
@@ -352,6 +360,8 @@ def _foreign(app: Antiphon, path: Path) -> list[Told] | None:
         raise ArtifactError(f"{path}: {error.message}", hint=error.hint) from None
     except RecursionError:
         raise ArtifactError(f"{path} is nested too deeply.") from None
+    except _ODD as error:
+        raise _odd(path, error) from error
     if named:
         raise ArtifactError(f"{path} is not a .kurral artifact.")
     return None
@@ -388,11 +398,13 @@ class _Import(NamedTuple):
 
     def store(self) -> RunManifest:
         run_id = self.document.manifest.id
+        if is_reserved(run_id):  # whoever writes a file must not write what the host or operators believe
+            run_id = f"imported-{run_id[:180]}"
         found = self._same(run_id)
         if isinstance(found, RunManifest):
             return found
         if found == "taken":
-            mark = hashlib.sha256(f"{self.app.tenant}\0{self.document.digest}".encode()).hexdigest()[:12]
+            mark = hashlib.sha256(f"{self.app.tenant}\0{self.digest}".encode()).hexdigest()[:12]
             run_id = f"{run_id[:180]}-{mark}"
             found = self._same(run_id)
             if isinstance(found, RunManifest):
@@ -400,6 +412,14 @@ class _Import(NamedTuple):
             if found == "taken":
                 run_id = uuid7()
         return self._write(run_id)
+
+    @property
+    def digest(self) -> str:
+        """What tells this document from others; of one that was edited the manifest counts, too."""
+        document = self.document
+        if not document.altered:
+            return document.digest
+        return artifact.digest([document.digest, document.manifest.to_wire()])
 
     def _same(self, run_id: str) -> RunManifest | Literal["free", "taken"]:
         """The run of this id if it is this very artifact; else whether the id can be used."""
@@ -414,19 +434,19 @@ class _Import(NamedTuple):
                 return "taken"
             app.journal.delete_run(run_id)  # an import that was killed
             return "free"
-        if there.tags.get(_DIGEST) == self.document.digest:
+        if there.tags.get(_DIGEST) == self.digest:
             return there
         seal = artifact.Seal(there)
         for event in whole_events(app, run_id):
             seal.line(event)
-        return there if seal.digest == self.document.digest else "taken"
+        return there if seal.digest == self.digest else "taken"
 
     def _write(self, run_id: str) -> RunManifest:
         app, document = self.app, self.document
         recorder = app.recorder(document.manifest, run_id=run_id)
         tags = {name: value for name, value in document.manifest.tags.items() if name not in ("owner", _IMPORTING)}
         tags |= {"imported": tags.get("imported", "antiphon"), "importedId": document.manifest.id}
-        tags[_DIGEST] = document.digest
+        tags[_DIGEST] = self.digest
         if document.altered:
             tags["altered"] = "true"
         status = document.manifest.status
@@ -439,7 +459,7 @@ class _Import(NamedTuple):
             workspace=app.workspace,
         )
         made = recorder.clean_manifest(made)
-        under_way = {**made.tags, _IMPORTING: "true", "owner": owner_token()}
+        under_way = {"imported": made.tags["imported"], _IMPORTING: "true", "owner": owner_token()}
         app.journal.open_run(msgspec.structs.replace(made, status="running", tags=under_way, events=0))
         try:
             made = msgspec.structs.replace(made, events=self._append(recorder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +23,8 @@ from antiphon._recording.run import AFTER_END_TAG, EXIT_TAG, OPEN_TAG
 from antiphon._recording.seals import Originals
 from antiphon._replay.recording import Recording, full_name
 from antiphon.blobs.local import ContentBlobs
-from antiphon.contract.events import MASKS, OF_THE_STORE, SEALED, Event, RunManifest, spilled
-from antiphon.errors import InvalidInput, NotFound
+from antiphon.contract.events import MASKS, OF_THE_STORE, SEALED, Event, RunManifest, is_reserved, spilled
+from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, each, silent
 from antiphon.ops.app import Antiphon, cost_of, model_of, tokens_of
 from antiphon.ops.sandbox import outside
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from antiphon._recording.seals import RunKey
     from antiphon.redact._standins import Pseudonyms
 
+log: logging.Logger = logging.getLogger("antiphon.run")
 
 LATEST = "latest"
 _BATCH = 500
@@ -72,7 +74,7 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
 
 def is_audit(manifest: RunManifest) -> bool:
     """Whether this is the log of what operators did: kept like a run, but none that an agent made."""
-    return manifest.tags.get("kind") == "audit"
+    return is_reserved(manifest.id)
 
 
 def all_runs(app: Antiphon, **wanted: str) -> Iterator[RunManifest]:
@@ -206,14 +208,24 @@ class ReservedRun:
             return found
         self._read_at = now
         while batch := await self._journal.events(self._run, start=self._next):
+            if self._next == 0 and not await self._is_ours():
+                log.error("the run %s comes from a file or another tenant: what it says is ignored", self._run)
+                return []
             self._next = batch[-1].seq + 1
             found += batch
         return found
+
+    async def _is_ours(self) -> bool:
+        """Whether the run of this id is the log that it should be; release 0.1.0 imported any id."""
+        there = await self._journal.manifest(self._run)
+        return there is not None and there.tenant == self._manifest.tenant and "imported" not in there.tags
 
     async def append(self, kind: str, payload: dict[str, Any]) -> None:
         """Write one change down."""
         now = self._clock.now_ms()
         await self._journal.open_run(msgspec.structs.replace(self._manifest, started_at_ms=now))
+        if not await self._is_ours():
+            raise StoreError(f"The run {self._run} comes from a file or another tenant. Nothing was written to it.")
         body = orjson.dumps({"payload": payload, "meta": {}, "v": 1})
         await self._journal.append(self._run, (Row(self._run, kind, now, body),))
 

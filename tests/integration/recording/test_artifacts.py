@@ -19,9 +19,12 @@ from antiphon import Antiphon
 from antiphon._recording import artifact
 from antiphon.cli import main
 from antiphon.contract.events import sum_holds
+from antiphon.errors import StoreError
+from antiphon.host.api_keys import KeyRing, digest_of
 from antiphon.ops import artifacts
+from antiphon.ops.admin import Admin
 from antiphon.ops.artifacts import export_run, import_artifact, whole_events
-from antiphon.ops.runs import find_run
+from antiphon.ops.runs import find_run, list_runs
 from antiphon.stores import MemoryStore
 from tests.integration.recording.kit import application, small_run, stored
 
@@ -141,6 +144,90 @@ def test_the_same_artifact_is_the_same_run_and_another_is_another(home: Path) ->
     assert second.tags["altered"] == "true"
     assert import_artifact(other, Path("b.antiphon")).id == second.id
     assert [event.payload for event in stored(other, run.id)] == [event.payload for event in run.events()]
+
+
+def test_an_edited_manifest_makes_another_run(home: Path) -> None:
+    app = application()
+    run = small_run(app)
+    export_run(app, find_run(app, run.id), Path("a.antiphon"))
+    document = orjson.loads(Path("a.antiphon").read_bytes())
+    found = []
+    for entry in ("other.py:main", "another.py:main"):
+        document["manifest"]["entry"] = entry
+        Path("b.antiphon").write_bytes(orjson.dumps(document))
+        made = import_artifact(app, Path("b.antiphon"))
+        assert (made.entry, made.tags["altered"]) == (entry, "true")
+        assert import_artifact(app, Path("b.antiphon")).id == made.id
+        found.append(made.id)
+    assert len({run.id, *found}) == 3
+
+
+def forged(app: Antiphon, run_id: str, kind: str, payload: dict[str, Any]) -> Path:
+    """An artifact that brings an event under an id that only the host and its operators write to."""
+    export_run(app, find_run(app, small_run(app).id), Path("a.antiphon"))
+    document = orjson.loads(Path("a.antiphon").read_bytes())
+    document["manifest"] |= {"id": run_id, "events": 1, "tags": {"kind": "audit"}}
+    document["events"] = [{**document["events"][0], "type": kind, "payload": payload, "meta": {}}]
+    Path("forged.antiphon").write_bytes(orjson.dumps(document))
+    return Path("forged.antiphon")
+
+
+async def keys_in(app: Antiphon) -> KeyRing:
+    ring = KeyRing(app.store.open_async(), app.clock, default_tenant="default")
+    await ring.refresh()
+    return ring
+
+
+def planted_key() -> dict[str, Any]:
+    digest = digest_of("attackers-token")
+    return {"id": "0", "digest": digest, "role": "admin", "tenant": "acme", "name": "x", "created_at_ms": 1}
+
+
+async def test_an_artifact_brings_no_api_key(home: Path) -> None:
+    app = elsewhere()
+    path = forged(app, "host-apikeys", "key.created", planted_key())
+    made = import_artifact(app, path)
+    assert import_artifact(app, path).id == made.id == "imported-host-apikeys"
+    assert await (await keys_in(app)).find("attackers-token") is None
+    assert "imported-host-apikeys" in [run["id"] for run in list_runs(app)], "nothing hides it"
+
+
+async def test_a_key_that_release_0_1_0_imported_opens_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = elsewhere()
+    monkeypatch.setattr(artifacts, "is_reserved", lambda run_id: False)
+    import_artifact(app, forged(app, "host-apikeys", "key.created", planted_key()))
+    ring = await keys_in(app)
+    assert await ring.find("attackers-token") is None
+    with pytest.raises(StoreError, match="Nothing was written"):
+        await ring.create(role="read", tenant="acme", name="y")
+
+
+async def test_an_artifact_writes_no_audit_log(home: Path) -> None:
+    app = elsewhere()
+    act = {"act": "approve", "by": "grace"}
+    import_artifact(app, forged(app, f"audit-{app.tenant}", "admin.act", act))
+    import_artifact(app, forged(app, "audit-acme", "admin.act", act))
+    for tenant in (app.tenant, "acme"):
+        assert await Admin(application(tenant=tenant, store=app.store)).audit() == []
+
+
+def test_an_import_that_was_killed_is_not_taken_for_a_run_of_the_host(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = application()
+    export_run(app, find_run(app, small_run(app).id), Path("a.antiphon"))
+    document = orjson.loads(Path("a.antiphon").read_bytes())
+    document["manifest"]["tags"] = {"kind": "workflow"}
+    Path("a.antiphon").write_bytes(orjson.dumps(document))
+    other, seen = elsewhere(), []
+
+    def looked(self: Any, recorder: Any) -> int:
+        seen.extend(other.journal.runs(tenant=other.tenant, status="running"))
+        return 0
+
+    monkeypatch.setattr(artifacts._Import, "_append", looked)
+    import_artifact(other, Path("a.antiphon"))
+    assert ["kind" in one.tags for one in seen] == [False]
 
 
 @pytest.mark.parametrize("layout", ["jq", "one line"])

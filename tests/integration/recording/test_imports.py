@@ -437,6 +437,29 @@ def test_a_folder_is_searched_and_what_is_no_run_is_skipped(home: Path, capsys: 
     assert "overall, 1 run" in out
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"gen_ai__input__messages": json.dumps([{"role": "user", "parts": [{"type": {"a": 1}, "content": "x"}]}])},
+        {"gen_ai__input__messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": 2**70}]}])},
+        {"gen_ai__input__messages": json.dumps([{"parts": [{"type": "tool_call_response", "response": 2**70}]}])},
+        {"temperature": 2**70},
+    ],
+    ids=["type", "number in a text", "number in an answer", "number"],
+)
+def test_an_odd_value_does_not_stop_the_other_files(home: Path, odd: dict[str, Any]) -> None:
+    Path("jobs").mkdir()
+    asked = {"gen_ai__operation__name": "chat", "gen_ai__request__model": "m"}
+    Path("jobs/a-odd.json").write_text(json.dumps(otlp(span("chat m", 0, 10, **asked, **odd))))
+    good = span("chat m", 0, 10, trace="0" * 31 + "2", **asked)
+    Path("jobs/b-good.json").write_text(json.dumps(otlp(good)))
+    done = import_all(application(), ["jobs"])
+    assert "jobs/b-good.json" in [run["file"] for run in done.runs]
+    assert len(done.runs) + len(done.failed) == 2
+    for _, error in done.failed:
+        assert "cannot be read" in error.message
+
+
 def test_a_run_of_another_format_is_shown_with_its_gaps(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("trajectory.json").write_text(json.dumps(ATIF))
     assert main(["show", "trajectory.json"]) == 0
