@@ -28,7 +28,7 @@ class LateRedactor:
         if self._made is None:
             from antiphon.redact import Redactor
 
-            self._made = Redactor(self._rules(), salt=os.urandom(16).hex())
+            self._made = Redactor(self._rules(), salt=os.urandom(16).hex(), environment=os.environ)
             self.redact_bytes = self._made.redact_bytes
         return self._made
 

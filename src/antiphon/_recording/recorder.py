@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import threading
 import time
 import weakref
@@ -38,6 +37,7 @@ from antiphon.errors import AntiphonError, CanonicalError
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store, SyncJournal
 from antiphon.redact import Mask, Redactor
 from antiphon.redact._pointers import differences, pseudonyms_of
+from antiphon.redact._redactor import in_json
 from antiphon.stores._adapters import AsyncFromSync
 
 Part = str | bytes | tuple[Any, Any]
@@ -131,21 +131,6 @@ class LateRow(Row):
         return body
 
 
-def environment_values(redactor: Redactor) -> list[tuple[bytes, str, str]]:
-    """Values of environment variables that are named as credentials: (as JSON writes it, value, kind)."""
-    found = []
-    for name, value in os.environ.items():
-        kind = redactor.kind_of(name) if len(value) >= _SHORTEST_CREDENTIAL else None
-        if kind is not None and not value.isdigit():
-            found.append((_in_json(value), value, kind))
-    return found
-
-
-def _in_json(text: str) -> bytes:
-    return orjson.dumps(text.encode("utf-8", "replace").decode())[1:-1]
-
-
-_SHORTEST_CREDENTIAL = 8
 GROUP = 64
 """So many chunks are written at once."""
 LONGEST_S = 0.1
@@ -360,7 +345,6 @@ class Recorder:
         self.redactor: Redactor = redactor.for_run(self.key.key)
         """Puts pseudonyms in place of secrets, under the key of the run."""
         self._ring = ring
-        self._secret_environment = environment_values(redactor)
         self.blobs = blobs
         self.tenant = tenant
         self._in_process = store.in_process
@@ -446,9 +430,6 @@ class Recorder:
 
     def masked(self, data: bytes) -> tuple[bytes, Masking | None]:
         """Serialised JSON as it may be written."""
-        for needle, value, kind in self._secret_environment:
-            if needle in data:
-                self.redactor.pseudonyms.of(kind, value)
         found = self.redactor.mask(data)
         return (data, None) if found is None else (found[0], Masking(found[1], data))
 
@@ -531,7 +512,7 @@ class Recorder:
         beside: dict[str, Any] = {}
         if masking is not None:
             beside = self._beside(kind, site, None, {"arguments": masking}, masking.digest)
-        elif self.redactor.pseudonyms and self.redactor.pseudonyms.occurs(payload.decode()):
+        elif self.redactor.knows(payload):
             return self.encode(kind, site, orjson.loads(payload), orjson.loads(meta))
         if len(payload) > SPILL_BYTES:
             payload, blobs = self._without_large_parts(payload)
@@ -606,9 +587,9 @@ class Recorder:
 
     def _kept(self, data: bytes) -> bytes:
         """An original as it is sealed: credentials of this machine's environment are not even kept so."""
-        for needle, value, kind in self._secret_environment:
+        for needle, value, kind in self.redactor.credentials:
             if needle in data:
-                data = data.replace(needle, _in_json(self.redactor.pseudonyms.of(kind, value)))
+                data = data.replace(needle, in_json(self.redactor.pseudonyms.of(kind, value)))
         return data
 
     def _without_large_parts(self, payload: bytes) -> tuple[bytes, dict[str, str]]:

@@ -104,7 +104,7 @@ class Antiphon:
     def _redactor(self) -> Redactor:
         from antiphon.redact import Redactor
 
-        return Redactor(rules_of(self.config), salt=os.urandom(16))
+        return Redactor(rules_of(self.config), salt=os.urandom(16), environment=os.environ)
 
     @functools.cached_property
     def loops(self) -> LoopJournals:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from copy import copy
 from itertools import compress
 from operator import is_not
@@ -44,6 +44,7 @@ _PLAIN_WORD = deferred(r"[A-Za-z]{0,14}|.*\s.*")
 _SHORTEST = 6
 """No rule of ours finds anything in less (``a@b.no``)."""
 _SHORTEST_KNOWN = 4
+_SHORTEST_CREDENTIAL = 8
 _REMEMBERED, _REMEMBERED_CHARS = 512, 1024
 _GONE = object()
 _SHORTEST_WORD = 14
@@ -72,6 +73,20 @@ class Mask(NamedTuple):
         return [*self[:4], True] if self.key else list(self[:4])
 
 
+class Credential(NamedTuple):
+    """A value of an environment variable that is named as a credential."""
+
+    needle: bytes
+    """As JSON writes it."""
+    value: str
+    kind: str
+
+
+def in_json(text: str) -> bytes:
+    """*text* as it stands between the quotes of a JSON document."""
+    return orjson.dumps(text.encode("utf-8", "replace").decode())[1:-1]
+
+
 class Redactor:
     """Rules, and what stands for what they find. ``redact`` returns the very same object where there is nothing.
 
@@ -79,8 +94,10 @@ class Redactor:
     together with.
     """
 
-    def __init__(self, rules: Rules | None = None, salt: str | bytes = "") -> None:
-        """*salt* is the key of the masks: keep it to yourself."""
+    def __init__(
+        self, rules: Rules | None = None, salt: str | bytes = "", *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """*salt* is the key of the masks: keep it to yourself. Credentials in *environment* are secrets, too."""
         rules = rules or Rules()
         self._text = TextRules(rules)
         self._names = self._text.names
@@ -92,7 +109,11 @@ class Redactor:
         self.users: frozenset[str] = frozenset(rule.name for rule in rules.user)
         """Kinds that rules of users have named."""
         self.stand_ins: StandIns = VisibleMasks(_bytes(salt))
+        self._environment = environment
         self._known: Pseudonyms | None = None
+        self.credentials: list[Credential] = []
+        """Of the environment: they are known as soon as one is seen."""
+        self._know_environment(_bytes(salt))
         self._seen: dict[tuple[str, int, bool], str] = {}
         """Short texts as they are written: people and places come up again and again in a run."""
         self._shapes: set[_Shape] = set()
@@ -105,8 +126,36 @@ class Redactor:
         other = copy(self)
         other.stand_ins = stand_ins
         other._known = stand_ins if isinstance(stand_ins, Pseudonyms) else None
+        other._know_environment(b"")
         other._seen, other._shapes = {}, set()
         return other
+
+    def _know_environment(self, key: bytes) -> None:
+        """Look for the credentials that are in the environment now."""
+        self.credentials = [] if self._environment is None else self._credentials_in(self._environment)
+        if self.credentials and self._known is None:
+            self._known = Pseudonyms(key, self.fits)
+
+    def _credentials_in(self, environment: Mapping[str, str]) -> list[Credential]:
+        found = []
+        for name, value in environment.items():
+            kind = self.kind_of(name) if len(value) >= _SHORTEST_CREDENTIAL else None
+            if kind is not None and not value.isdigit():
+                found.append(Credential(in_json(value), value, kind))
+        return found
+
+    def _notice(self, document: bytes) -> None:
+        """Know the credentials that *document* holds. Pieces of one are looked for once it was seen as a whole."""
+        for needle, value, kind in self.credentials:
+            if needle in document and self._known is not None:
+                self._known.of(kind, value)
+
+    def knows(self, document: bytes) -> bool:
+        """Whether a value that is known to be a secret, or a piece of one, may be in *document*."""
+        if self.credentials:
+            self._notice(document)
+        known = self._known
+        return known is not None and bool(known) and known.occurs(document.decode("utf-8", "replace"))
 
     def with_salt(self, salt: str | bytes) -> Redactor:
         """The same rules with masks under another key."""
@@ -160,8 +209,7 @@ class Redactor:
         return self._look(document) != 0
 
     def _look(self, document: bytes) -> int:
-        known = self._known
-        if known and known.occurs(document.decode("utf-8", "replace")):
+        if self.knows(document):
             return ALL  # each text is looked at without the known values, which look like secrets
         return self._prefilter.causes(document)
 
@@ -176,12 +224,14 @@ class Redactor:
 
     def redact_text(self, text: str) -> str:
         """*text* without secrets; JSON inside a text is read as JSON."""
+        if self.credentials:
+            self._notice(_quoted(text))
         return str(self._string(text, ALL))
 
     def redact(self, value: Any, field: str = "") -> Any:
         """JSON-like *value* without secrets; *field* is the name it stands under, if it has one."""
         if type(value) is str and not field:
-            return str(self._string(value, ALL))
+            return self.redact_text(value)
         try:
             if field:
                 return _as_plain(value, self._under(value, self._names[field], ALL))

@@ -335,3 +335,53 @@ def test_names_that_people_give_hold_no_secret(tmp_path: Path, monkeypatch: pyte
         pass
     export_run(app, other.manifest, tmp_path / "other.antiphon")
     assert json.loads((tmp_path / "other.antiphon").read_text())["manifest"]["session"] == "order-1042"
+
+
+# -- credentials of the environment --------------------------------------------------------------------------------
+
+CREDENTIAL = "correcthorse-Battery99"
+
+
+def _gives(app: Antiphon, way: str) -> None:
+    tool = app.gateway.tool
+
+    @tool(idempotent=True, effect="read")
+    def result(n: int) -> dict[str, Any]:
+        return {"config": ["host=h", CREDENTIAL]}
+
+    @tool(idempotent=True, effect="read")
+    def failing(n: int) -> str:
+        raise ValueError(f"cannot log in with {CREDENTIAL}")
+
+    @tool(idempotent=True, effect="read")
+    def stream(n: int) -> Iterator[str]:
+        yield from ("a ", CREDENTIAL[:7], CREDENTIAL[7:], " b")
+
+    if way == "result":
+        assert result(1) == result(1) == {"config": ["host=h", CREDENTIAL]}
+    elif way == "stream":
+        assert "".join(stream(1)) == f"a {CREDENTIAL} b"
+    elif way == "error":
+        with pytest.raises(ValueError, match="cannot log in"):
+            failing(1)
+    else:
+        request = {"model": "m", "messages": [{"role": "user", "content": f"use {CREDENTIAL}"}]}
+        choice = {"index": 0, "message": {"role": "assistant", "content": CREDENTIAL}, "finish_reason": "stop"}
+        antiphon.current_run().llm(request, lambda body: {"choices": [choice]})
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["in a run", "without a run"])
+@pytest.mark.parametrize("way", ["result", "stream", "error", "model"])
+def test_credentials_of_the_environment_are_nowhere(
+    home: Path, monkeypatch: pytest.MonkeyPatch, way: str, recorded: bool
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", CREDENTIAL)
+    app = Antiphon()
+    if recorded:
+        with app.run("main") as run:
+            _gives(app, way)
+        export_run(app, find_run(app, run.id), home / "run.antiphon")
+    elif way != "model":  # which is a call of a run
+        _gives(app, way)
+    found = [path.name for path in home.rglob("*") if path.is_file() and b"Battery99" in path.read_bytes()]
+    assert found == []
