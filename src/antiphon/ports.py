@@ -178,6 +178,28 @@ class Success(Settlement):
     __slots__ = ()
 
 
+class Cursor(NamedTuple):
+    """A place in a list of records or runs, written ``ID@AT``. It outlives what was there."""
+
+    at: int
+    """The fence of a record; when a run started, in milliseconds."""
+    id: str
+    """The key of a record; the id of a run."""
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.at}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor | None:
+        """The cursor that *text* says; ``None`` if it is an id alone."""
+        name, mark, at = text.rpartition("@")
+        return cls(int(at), name) if mark and at.isdecimal() and len(at) <= _LONGEST_AT else None
+
+
+_LONGEST_AT = 18
+"""Digits of a number that every store can compare with."""
+
+
 class BreakerRow(NamedTuple):
     """Persisted state of one breaker; counters stay in the processes."""
 
@@ -266,9 +288,12 @@ class SyncJournal(Protocol):
         state: str = "",
         prefix: str = "",
         limit: int = 100,
-        before: str = "",
+        before: Cursor | None = None,
     ) -> Records:
-        """Current records, newest first; with *before* those that follow the record of that key, none if it is gone."""
+        """Current records, newest first; with *before* those that follow, whatever became of the record there.
+
+        A cursor opens no other tenant's record. Behind a record that is gone, those of its moment may come again.
+        """
 
     def earlier(self, *, tenant: str, key: str = "") -> Records:
         """Executions that others have followed, newest first: of one key, or of all."""
@@ -302,9 +327,16 @@ class SyncJournal(Protocol):
         """The manifest of a run, or ``None`` if there is no such run."""
 
     def runs(
-        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+        self,
+        *,
+        tenant: str,
+        prefix: str = "",
+        name: str = "",
+        status: str = "",
+        limit: int = 50,
+        before: Cursor | None = None,
     ) -> Manifests:
-        """Manifests, newest first."""
+        """Manifests, newest first, of one moment by id; with *before* those that follow, also if that run is gone."""
 
     def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         """Events ``start <= seq < stop`` in order, at most *limit*."""
@@ -383,7 +415,7 @@ class Journal(Protocol):
         state: str = "",
         prefix: str = "",
         limit: int = 100,
-        before: str = "",
+        before: Cursor | None = None,
     ) -> Records:
         """As :meth:`SyncJournal.list`."""
 
@@ -409,7 +441,14 @@ class Journal(Protocol):
         """As :meth:`SyncJournal.manifest`."""
 
     async def runs(
-        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+        self,
+        *,
+        tenant: str,
+        prefix: str = "",
+        name: str = "",
+        status: str = "",
+        limit: int = 50,
+        before: Cursor | None = None,
     ) -> Manifests:
         """As :meth:`SyncJournal.runs`."""
 

@@ -21,6 +21,7 @@ from antiphon.ops.lines import line
 from antiphon.ops.runs import is_audit, load_recording, one_event, real_status, summary
 from antiphon.ops.traffic import counted, totals
 from antiphon.ops.what_if import Wanted, what_if
+from antiphon.ports import Cursor
 from antiphon.redact._pointers import viewed
 from antiphon.scoring import ReplayReport
 from antiphon.scoring.html import report_view
@@ -46,6 +47,17 @@ async def visible(host: Host, principal: Principal, run_id: str) -> RunManifest:
     return manifest
 
 
+async def behind(host: Host, principal: Principal, before: str) -> Cursor | None:
+    """Where a list of runs goes on: a cursor says it, or a run of the principal's tenant."""
+    place = Cursor.parse(before)
+    return place_of(await visible(host, principal, before)) if before and place is None else place
+
+
+def place_of(manifest: RunManifest) -> Cursor:
+    """The place of a run in a list."""
+    return Cursor(manifest.started_at_ms, manifest.id)
+
+
 async def recordings(
     host: Host,
     principal: Principal,
@@ -63,20 +75,21 @@ async def recordings(
     """
     found: list[dict[str, Any]] = []
     wanted, seen = text.casefold(), 0
+    place = await behind(host, principal, before)
     inside = _Inside(host, tool, content)
     said = "" if status == "interrupted" else status  # a killed run never said how it ended
     while seen < SEARCHED:
         size = min(limit + 1, _PAGE) if not (wanted or status or tool or content) else _PAGE
-        page = await host.journal.runs(tenant=principal.tenant, limit=size, before=before, status=said)
+        page = await host.journal.runs(tenant=principal.tenant, limit=size, before=place, status=said)
         for manifest in page:
-            seen, before = seen + 1, manifest.id
+            seen, place = seen + 1, place_of(manifest)
             if _fits(manifest, wanted, status) and await inside.has(manifest):
                 found.append(summary(manifest))
             if len(found) == limit or inside.read >= LOOKED:
-                return {"runs": found, "next": before}
+                return {"runs": found, "next": str(place)}
         if len(page) < size:
             return {"runs": found, "next": None}
-    return {"runs": found, "next": before}
+    return {"runs": found, "next": str(place)}
 
 
 class _Inside:
@@ -281,7 +294,10 @@ async def effects(
         act = None if claim["state"] == "unknown" else settled.get(claim["key"])
         by = {name: act.get(name) for name in ("act", "by", "atMs", "verdict", "reason")} if act else None
         rows.append({**claim, "process": process or token, "settledBy": by})
-    answer: dict[str, Any] = {"effects": rows, "next": "{key}@{fence}".format(**found[-1]) if more else None}
+    answer: dict[str, Any] = {
+        "effects": rows,
+        "next": str(Cursor(found[-1]["fence"], found[-1]["key"])) if more else None,
+    }
     if count:
         looked = await host.traffic.newest(principal.tenant)
         numbers = counted(looked.calls, (claim["key"] for claim in found))

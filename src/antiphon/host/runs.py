@@ -19,6 +19,7 @@ from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.host.api_keys import Principal
 from antiphon.host.events import Numbered, document, iso
 from antiphon.host.host import KIND, Host, HostRun, Rejected, request_cancel
+from antiphon.host.recordings import behind, place_of
 from antiphon.host.workflow.model import Workflow, initial_variables
 from antiphon.host.workflow.nodes import ACTIVITY_RECIPE
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent, fold
@@ -271,9 +272,15 @@ def recipe_name(recipe: str) -> str:
 
 
 async def runs(host: Host, principal: Principal, *, limit: int, before: str, status: str) -> dict[str, Any]:
-    """The tenant's runs, newest first."""
-    found = await host.journal.runs(tenant=principal.tenant, limit=limit * 2, before=before, status=status)
-    mine = [manifest for manifest in found if manifest.tags.get("kind") == KIND][:limit]
+    """The tenant's runs, newest first, and after which one to go on; a request looks at twice as many as it shows."""
+    place = await behind(host, principal, before)
+    found = await host.journal.runs(tenant=principal.tenant, limit=limit * 2, before=place, status=status)
+    mine: list[RunManifest] = []
+    seen = 0
+    while seen < len(found) and len(mine) < limit:
+        mine += [found[seen]] if found[seen].tags.get("kind") == KIND else []
+        seen += 1
+    more = seen < len(found) or len(found) == limit * 2
     return {
         "runs": [
             {
@@ -283,7 +290,8 @@ async def runs(host: Host, principal: Principal, *, limit: int, before: str, sta
                 "createdAt": iso(manifest.started_at_ms),
             }
             for manifest in mine
-        ]
+        ],
+        "next": str(place_of(found[seen - 1])) if more else None,
     }
 
 

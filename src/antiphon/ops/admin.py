@@ -37,7 +37,7 @@ from antiphon.keys import params_digests
 from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import ReservedRun
-from antiphon.ports import BreakerRow, Journal, Settlement
+from antiphon.ports import BreakerRow, Cursor, Journal, Settlement
 from antiphon.stores._adapters import AsyncFromSync
 
 _RESOLVED_TTL_MS = 30 * 86_400_000
@@ -45,6 +45,7 @@ _SCAN = 10_000
 _SCAN_NAMES = 100_000
 _LONGEST_REASON = 500
 _FINGERPRINT = 16
+_KEY = 64
 
 
 def as_breaker_key(tool: str, context: str | None = None) -> str:
@@ -133,23 +134,34 @@ class Admin:
         limit: int = 100,
         before: str = "",
     ) -> list[dict[str, Any]]:
-        """Claim records, newest first; never their results. With *before* those that follow the claim of that key.
+        """Claim records, newest first; never their results. With *before*, ``KEY@FENCE`` or a key, those that follow.
 
-        Of the calls of one claim several may be unknown: then ``KEY@FENCE`` names one.
         ``unknown`` is a state, too: what somebody has to settle, also where the worker was lost and nobody asked since.
         """
         which = {"tool": tool, "session": session, "prefix": prefix}
-        key, _, fence = before.partition("@")
         if state == "unknown":
             found = await self._unsettled(**which)
-            if key:
-                older = int(fence) if fence.isdecimal() else min((r.fence for r in found if r.key == key), default=0)
-                found = [record for record in found if record.fence < older]
+            if before:
+                place = await self._place_of(before, found)
+                found = [record for record in found if _place(record) < place]
         else:
-            after = {"before": key} if key else {}  # stores of others may not know it
-            found = await self._journal.list(tenant=self.tenant, state=state, limit=limit, **which, **after)
+            after = await self._place_of(before) if before else None
+            found = await self._journal.list(tenant=self.tenant, state=state, limit=limit, before=after, **which)
         now = await self._now_ms(found[:limit])
         return [self._described(record, now) for record in found[:limit]]
+
+    async def _place_of(self, before: str, listed: Sequence[DedupeRecord] = ()) -> Cursor:
+        """Where a list goes on: a cursor says it, a key stands for the last of its records that is *listed*."""
+        place = Cursor.parse(before)
+        if place is not None:
+            return place
+        records = [record for record in listed if record.key == before]
+        if not records:
+            found = await self._journal.read(before)
+            if found is None or found.current.tenant != self.tenant:
+                raise NotFound(f"There is no claim {before[:_KEY]!r}; a cursor, KEY@FENCE, outlives its claim.")
+            records = [found.current]
+        return min(map(_place, records))
 
     async def unsettled(self, limit: int) -> tuple[list[dict[str, Any]], int]:
         """The newest claims that somebody has to settle, and how many there are."""
@@ -164,17 +176,17 @@ class Admin:
         now = await self._now_ms(running)
         found += [record for record in running if self._lost(record, now)]
         found += [record for record in await self._earlier_unknown() if _fits(record, **which)]
-        return sorted(found, key=lambda record: record.fence, reverse=True)
+        return sorted(found, key=_place, reverse=True)
 
     async def _all(self, **which: str) -> AsyncIterator[DedupeRecord]:
-        """All current records that fit, newest first. What is cleared meanwhile does not hide those behind it."""
-        page = await self._journal.list(tenant=self.tenant, limit=_SCAN, **which)
-        while page:
-            after = {"before": page[-1].key} if len(page) == _SCAN else None  # stores of others may not know it
-            following = after and await self._journal.list(tenant=self.tenant, limit=_SCAN, **which, **after)
+        """All current records that fit, newest first."""
+        before: Cursor | None = None
+        while page := await self._journal.list(tenant=self.tenant, limit=_SCAN, before=before, **which):
             for record in page:
                 yield record
-            page = following or []
+            if len(page) < _SCAN:
+                break
+            before = _place(page[-1])
 
     async def _earlier_unknown(self, key: str = "") -> list[DedupeRecord]:
         """Unknown outcomes of calls that others have followed: they are still to be settled."""
@@ -565,6 +577,10 @@ def _is_held(record: DedupeRecord, now_ms: int) -> bool:
     """Whether a worker that may be alive holds the lease of a claim in flight."""
     over = record.lock_until_ms is not UNSET and record.lock_until_ms <= now_ms
     return not over and not certainly_dead(record.owner)
+
+
+def _place(record: DedupeRecord) -> Cursor:
+    return Cursor(record.fence, record.key)
 
 
 def _fits(record: DedupeRecord, tool: str, session: str, prefix: str) -> bool:

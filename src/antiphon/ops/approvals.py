@@ -25,7 +25,7 @@ from antiphon.errors import ConfigError, InvalidInput, NotFound, Refused, StoreE
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
-from antiphon.ports import Journal
+from antiphon.ports import Cursor, Journal
 
 VERDICTS: Final = {"approve": GRANTED, "deny": DENIED, "withdraw": WITHDRAWN}
 _PAGE = 5_000
@@ -277,14 +277,14 @@ class Approvals(Admin):
     async def _kept(self, tool: str = "") -> list[tuple[DedupeRecord, Kept]]:
         """All approvals; they are kept among the records of failed calls."""
         found: list[tuple[DedupeRecord, Kept]] = []
-        before = ""
+        before: Cursor | None = None
         while page := await self._journal.list(
             tenant=self.tenant, state="failed", tool=tool, limit=_PAGE, before=before
         ):
             found += [(record, kept) for record in page if (kept := approval_of(record)) is not None]
             if len(page) < _PAGE:
                 break
-            before = page[-1].key
+            before = Cursor(page[-1].fence, page[-1].key)
         return found
 
     async def _by_id(self, approval: str) -> tuple[DedupeRecord, Kept]:

@@ -28,7 +28,7 @@ from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, each, silent
 from antiphon.ops.app import Antiphon, cost_of, model_of, tokens_of
 from antiphon.ops.sandbox import outside
-from antiphon.ports import Clock, Journal, Row, SyncJournal
+from antiphon.ports import Clock, Cursor, Journal, Row, SyncJournal
 from antiphon.redact._pointers import PIECE, masks_in, text_at, viewed
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ def is_audit(manifest: RunManifest) -> bool:
 
 def all_runs(app: Antiphon, **wanted: str) -> Iterator[RunManifest]:
     """The runs that fit, newest first, read page by page; the audit log among them."""
-    before = ""
+    before: Cursor | None = None
     while page := app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before, **wanted):
+        before = Cursor(page[-1].started_at_ms, page[-1].id)
         yield from page
-        before = page[-1].id
 
 
 def is_artifact(wanted: str) -> bool:

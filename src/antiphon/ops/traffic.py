@@ -13,7 +13,7 @@ from antiphon._replay.recording import full_name
 from antiphon.contract.events import Event, RunManifest
 from antiphon.ops.app import cost_of, model_of, tokens_of
 from antiphon.ops.runs import is_audit
-from antiphon.ports import Attempt, Journal
+from antiphon.ports import Attempt, Cursor, Journal
 
 KEPT = 200_000
 """Calls in memory."""
@@ -148,12 +148,12 @@ class Traffic:
         """The calls of the newest runs, as far back as the limits allow; replays send nothing and do not count."""
         calls: list[Call] = []
         seen = used = read = 0
-        before = ""
+        before: Cursor | None = None
         while seen < runs and read < events:
             size = min(100, runs - seen)
             page = await self._journal.runs(tenant=tenant, limit=size, before=before)
             for manifest in page:
-                seen, before = seen + 1, manifest.id
+                seen, before = seen + 1, Cursor(manifest.started_at_ms, manifest.id)
                 if is_audit(manifest) or manifest.source_run is not None:
                     continue
                 found = await self.of(manifest)

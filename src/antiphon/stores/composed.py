@@ -24,6 +24,7 @@ from antiphon.ports import (
     Begun,
     Claimed,
     ClaimRequest,
+    Cursor,
     Existing,
     Journal,
     Records,
@@ -205,7 +206,7 @@ class ComposedJournal:
         state: str = "",
         prefix: str = "",
         limit: int = 100,
-        before: str = "",
+        before: Cursor | None = None,
     ) -> Records:
         found = await self._claims.list(
             tenant=tenant, tool=tool, session=session, state=state, prefix=prefix, limit=limit, before=before

@@ -39,6 +39,7 @@ from antiphon.ports import (
     BreakerRow,
     Claimed,
     ClaimTemplate,
+    Cursor,
     Existing,
     Journal,
     Pinned,
@@ -804,10 +805,11 @@ class AdminRules(Harness):
         for which in wanted:
             whole = [record.key for record in await j.list(tenant=self.tenant, **which)]
             paged: list[str] = []
-            while page := await j.list(tenant=self.tenant, limit=2, before=paged[-1] if paged else "", **which):
+            before: Cursor | None = None
+            while page := await j.list(tenant=self.tenant, limit=2, before=before, **which):
                 paged += [record.key for record in page]
+                before = Cursor(page[-1].fence, page[-1].key)
             must(paged == whole, f"page after page it is the same: {paged}, not {whole}")
-        must(await j.list(tenant=self.tenant, before=self.key("gone")) == [], "nothing follows a claim that is gone")
         await self._expect(j, [keys["read", "s-2"], keys["read", "s-1"]], tool="tools/read")
         await self._expect(j, [keys["send", "s-1"], keys["read", "s-1"]], session="s-1")
         await self._expect(j, [keys["send", "s-1"]], session="s-1", tool="tools/send")
@@ -820,6 +822,37 @@ class AdminRules(Harness):
         claimed(await j.take_over(self.request(current.key, "call-2", tool="tools/read", session="s-1"), settled))
         newest = (await j.list(tenant=self.tenant, limit=1))[0]
         must(newest.key == current.key, "a new execution makes a claim the newest")
+
+    async def rule_a_list_goes_on_whatever_happened(self, j: Journal) -> None:
+        """A claim that was cleared or replaced hides none that followed it, and a cursor tells of no other tenant."""
+        keys = [*(await self._fill(j)).values()]
+        theirs = self.key("theirs")
+        claimed(await j.begin(self.request(theirs, tenant="other-" + self.name)))
+        await self.pass_ms(2)
+        keys.append(self.key("newest"))
+        claimed(await j.begin(self.request(keys[-1], tool="tools/send", session="s-1")))
+        listed = await j.list(tenant=self.tenant)
+        places = [Cursor(record.fence, record.key) for record in listed]
+        other = existing(await j.read(theirs)).current
+
+        async def behind(place: Cursor, state: str = "") -> list[str]:
+            return [record.key for record in await j.list(tenant=self.tenant, state=state, before=place)]
+
+        for at in (1, listed[3].fence + 1_000, other.fence, listed[0].fence + 1_000):
+            told, guessed = await behind(Cursor(at, theirs)), await behind(Cursor(at, self.key("none")))
+            must(told == guessed, f"a key of another tenant is like none: {told}, not {guessed}")
+        must(await behind(Cursor(other.fence, theirs)) == keys[-2::-1], "the moment counts")
+        must(await behind(Cursor(1, keys[0])) == [], "nothing is older")
+        must(await j.clear(places[2].id), "one is cleared")
+        held = existing(await j.read(places[3].id)).current
+        settled = await j.settle(held.key, held.version, done()) or 0
+        must(await behind(places[3]) == keys[-5::-1], "a settled one keeps its place")
+        claimed(await j.take_over(self.request(held.key, "call-2"), settled))
+        left = [place.id for place in places if place not in places[2:4]]
+        for n, place in enumerate(places):
+            follow = left[min(n + 1, 2) if n < 4 else n - 1 :]
+            must(await behind(place) == follow, f"{n}: {await behind(place)}, not {follow}")
+        must(await behind(places[2], state="inflight") == left[2:], "of a state as well")
 
     async def rule_counts_by_tool_and_state(self, j: Journal) -> None:
         """Live records by tool and state; in flight past the lease is stale, unknowns go by age, expired ones not."""
@@ -1168,11 +1201,31 @@ class LogRules(Harness):
 
         must(await ids() == newest, "newest first, equal times by id")
         must(await ids(limit=2) == newest[:2], "a page")
-        must(await ids(limit=2, before=newest[1]) == newest[2:4], "the next page")
+        must(await ids(limit=2, before=Cursor(1_001, newest[1])) == newest[2:4], "the next page")
         must(await ids(name="n1") == [names[4], names[1]], "by name")
         must(await ids(status="completed") == [names[3], names[1]], "by status")
         must(await ids(prefix="2-run") == [names[2]], "by the beginning of the id")
         must(await ids(prefix="9") == [], "nothing fits")
+
+    async def rule_a_list_of_runs_goes_on_whatever_happened(self, j: Journal) -> None:
+        """A run that was deleted hides none that followed it, and a cursor tells of no other tenant."""
+        names = [self.key(f"{n}-run") for n in range(5)]
+        for n, run in enumerate(names):
+            await j.open_run(self.manifest(run, started_at_ms=1_000 + n // 2))
+        theirs = self.key("2-theirs")
+        await j.open_run(self.manifest(theirs, started_at_ms=1_001, tenant="other-" + self.name))
+
+        async def behind(at: int, run: str) -> list[str]:
+            return [manifest.id for manifest in await j.runs(tenant=self.tenant, before=Cursor(at, run))]
+
+        for at in (1, 1_000, 1_001, 1_002, 9_999):
+            must(await behind(at, theirs) == await behind(at, theirs + "?"), "another tenant's run is like none")
+        must(await j.delete_run(names[2]), "one is deleted")
+        must(await behind(1_001, names[2]) == [names[1], names[0]], "the list goes on behind it")
+        must(await behind(1_001, names[3]) == [names[1], names[0]], "and without it")
+        await j.update_run(self.manifest(names[0], started_at_ms=1_003))
+        must(await behind(9_999, "") == [names[0], names[4], names[3], names[1]], "a new start is a new place")
+        must(await behind(1_003, names[0]) == [names[4], names[3], names[1]], "and what follows, follows")
 
     async def rule_deleting_a_run(self, j: Journal) -> None:
         """Manifest and events go together; others stay."""

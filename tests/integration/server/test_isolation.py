@@ -195,6 +195,53 @@ async def test_a_run_that_the_host_cannot_go_on_with_ends(client: Client, monkey
 # -- tenants ---------------------------------------------------------------------------------------------------------
 
 
+async def test_a_page_says_nothing_of_other_tenants(tmp_path: Path, folder: Path) -> None:
+    """An id of another tenant answers as one of nobody, as a cursor and alone."""
+    async with in_process(application(tmp_path, folder)) as client:
+        stranger = await _tenant(client, "stranger")
+        mine = (await client.run("conformance-replay-side-effect", {"delayMs": 1}))["runId"]
+        theirs = await client.start("conformance-replay-side-effect", {"delayMs": 1}, **stranger)
+        while (await client.get(f"/v1/runs/{theirs}", headers=stranger)).json()["status"] != "completed":
+            await asyncio.sleep(0.01)
+        (claim,) = (await client.get("/v1/effects", headers=stranger)).json()["effects"]
+        for path, known in (("/v1/effects", claim["key"]), ("/v1/runs", theirs), ("/v1/recordings", theirs)):
+            nobody = known[::-1]
+            assert nobody != known
+            for place in ("", "@1", f"@{claim['fence']}", "@" + "9" * 18, "@" + "9" * 30):
+                for state in ({}, {"state": "unknown"}) if path == "/v1/effects" else ({},):
+                    told, none = [
+                        await client.get(path, params={**state, "before": one + place}) for one in (known, nobody)
+                    ]
+                    assert told.status_code == none.status_code == (200 if 0 < len(place) < 20 else 404)
+                    assert told.text.replace(known, nobody) == none.text
+        assert [run["runId"] for run in (await client.get("/v1/runs")).json()["runs"]] == [mine]
+
+
+async def test_a_page_follows_what_was_deleted(client: Client) -> None:
+    made = [(await client.run("conformance-replay-side-effect", {"delayMs": 1}))["runId"] for _ in range(5)][::-1]
+    for path, name, items in (("/v1/runs", "runId", "runs"), ("/v1/recordings", "id", "runs")):
+        page = (await client.get(path, params={"limit": 2})).json()
+        assert [run[name] for run in page[items]] == made[:2]
+        assert await client.host.journal.delete_run(made[1])
+        page = (await client.get(path, params={"before": page["next"]})).json()
+        assert ([run[name] for run in page[items]], page["next"]) == (made[2:], None)
+        answer = await client.get(path, params={"before": made[1]})
+        assert (answer.status_code, answer.json()["error"]) == (404, "run_not_found")
+        page = (await client.get(path, params={"before": made[0]})).json()
+        assert [run[name] for run in page[items]] == made[2:]
+        del made[1]
+    keys = [one["key"] for one in (await client.get("/v1/effects")).json()["effects"]]
+    assert len(keys) == 5
+    page = (await client.get("/v1/effects", params={"limit": 2})).json()
+    assert await client.host.journal.clear(keys[1])
+    rest = (await client.get("/v1/effects", params={"before": page["next"]})).json()
+    assert ([one["key"] for one in rest["effects"]], rest["next"]) == (keys[2:], None)
+    answer = await client.get("/v1/effects", params={"before": keys[1]})
+    assert (answer.status_code, answer.json()["error"]) == (404, "not_found")
+    rest = (await client.get("/v1/effects", params={"before": keys[0]})).json()
+    assert [one["key"] for one in rest["effects"]] == keys[2:]
+
+
 def _with_agents(tmp_path: Path, **host: Any) -> Starlette:
     code = tmp_path / "sleepers.py"
     code.write_text(AGENTS)

@@ -84,7 +84,7 @@ async def test_a_bad_start_creates_nothing(client: Client, body: dict[str, Any],
     answer = await client.post("/v1/runs", json=body)
     assert (answer.status_code, answer.json()["error"]) == (status, code)
     assert set(answer.json()) <= {"error", "message", "details"}
-    assert (await client.get("/v1/runs")).json() == {"runs": []}
+    assert (await client.get("/v1/runs")).json() == {"runs": [], "next": None}
 
 
 @pytest.mark.parametrize(

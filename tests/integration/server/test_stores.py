@@ -55,7 +55,7 @@ async def test_runs_forks_keys_and_resumption(application: Callable[[], Starlett
         token, key = await client.host.keys.create(role="read", tenant=f"{unique}-other")
         await other.host.keys.refresh(0.0)
         headers = {"Authorization": f"Bearer {token}"}
-        assert (await other.get("/v1/runs", headers=headers)).json() == {"runs": []}
+        assert (await other.get("/v1/runs", headers=headers)).json() == {"runs": [], "next": None}
         await client.host.keys.revoke(key.id)
         await other.host.keys.refresh(0.0)
         assert (await other.get("/v1/runs", headers=headers)).status_code == 401

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from antiphon.contract.events import RunManifest
 from antiphon.errors import ConfigError, InvalidInput
 from antiphon.ops.doctor import _server
-from antiphon.ports import Claimed, Existing, Pinned, Row, Settlement, SyncJournal
+from antiphon.ports import Claimed, Cursor, Existing, Pinned, Row, Settlement, SyncJournal
 from antiphon.stores import PostgresStore
 from antiphon.stores._common import recorded_request
 from antiphon.stores.postgres import log as log_module
@@ -208,14 +208,14 @@ def test_pages_of_runs_use_the_index(postgres_database: str) -> None:
     for n in range(300):
         journal.open_run(RunManifest(id=f"run-{n:03}", name="n", status="completed", started_at_ms=n // 3))
     seen: list[str] = []
-    before = ""
+    before: Cursor | None = None
     while page := journal.runs(tenant="default", limit=70, before=before):
         seen.extend(manifest.id for manifest in page)
-        before = page[-1].id
+        before = Cursor(page[-1].started_at_ms, page[-1].id)
     assert seen == [f"run-{n:03}" for n in reversed(range(300))]
     look(postgres_database, "ANALYZE antiphon.runs")
     statement = statements("antiphon")["runs"]
-    values = {"tenant": "default", "prefix": "", "name": "", "status": "", "before": "run-150", "limit": 5}
+    values = {"tenant": "default", "prefix": "", "name": "", "status": "", "at": 50, "id": "run-150", "limit": 5}
     with psycopg.connect(postgres_database, cursor_factory=psycopg.RawCursor) as connection:
         plan = connection.execute(f"EXPLAIN {statement.text}".encode(), statement.values(values)).fetchall()
     assert any("runs_by_start" in line for (line,) in plan), plan

@@ -132,6 +132,15 @@ MUTANTS = [
         "tenants_do_not_see_each_other",
         {"c.tenant = $1 AND": "$1::text IS NOT NULL AND"},
     ),
+    Mutant(
+        "a cursor is looked up among all tenants",
+        ("list",),
+        "a_list_goes_on_whatever_happened",
+        {
+            "AND (c.fence, c.key) < ($6, $7)": "AND c.fence < $6"
+            " AND ($7 = '' OR EXISTS (SELECT FROM antiphon.claims WHERE key = $7))"
+        },
+    ),
 ]
 
 
@@ -155,7 +164,7 @@ def test_a_planted_bug_is_caught(
         text = sound[name].text
         for old, new in mutant.changes.items():
             assert old in text, f"{name} has no {old!r} any more"
-            text = text.replace(old, new)
+            text = text.replace(old, new.replace("antiphon.", f'"{schema}".'))
         sound[name] = Statement(name, text, sound[name].names)
     monkeypatch.setattr("antiphon.stores.postgres.connection.statements", lambda _: sound)
     monkeypatch.setattr("antiphon.testing.journal_conformance.PATIENCE_S", 3.0)  # nobody comes; why wait longer

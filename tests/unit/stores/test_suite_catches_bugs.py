@@ -13,7 +13,10 @@ from antiphon.ports import (
     BreakerRow,
     Claimed,
     ClaimRequest,
+    Cursor,
     Existing,
+    Manifests,
+    Records,
     Row,
     Settlement,
     StaticClaimRequest,
@@ -261,6 +264,23 @@ class LosesSecondEvents(SyncMemoryJournal):
         return super().settle(key, version, settlement, events[:1])
 
 
+class AsksForTheRecord(SyncMemoryJournal):
+    """A list goes on where the record of the cursor stands now, whoever owns it."""
+
+    def list(self, **which: Any) -> Records:
+        place: Cursor | None = which.get("before")
+        if place is not None:
+            there = self.read(place.id)
+            which["before"] = Cursor(0 if there is None else there.current.fence, place.id)
+        return super().list(**which)
+
+
+class EndsWhereARunIsGone(SyncMemoryJournal):
+    def runs(self, **which: Any) -> Manifests:
+        place: Cursor | None = which.get("before")
+        return [] if place is not None and self.manifest(place.id) is None else super().runs(**which)
+
+
 def _changed(request: ClaimRequest, **changes: Any) -> ClaimRequest:
     assert isinstance(request, StaticClaimRequest)
     return request._replace(**changes)
@@ -298,6 +318,8 @@ CAUGHT_BY: list[tuple[type[SyncMemoryJournal | MemoryJournal], str, Face]] = [
     (KeepsTheLastAttempt, "record_says_how_it_ended", "sync"),
     (TakesAllForNew, "a_duplicate_after_many_claims_is_shown_the_record", "sync"),
     (TakesAllForHeld, "a_late_settlement_after_many_claims_is_fenced", "sync"),
+    (AsksForTheRecord, "a_list_goes_on_whatever_happened", "sync"),
+    (EndsWhereARunIsGone, "a_list_of_runs_goes_on_whatever_happened", "sync"),
     (LosesSecondEvents, "events_are_in_order_after_many_claims", "sync"),
 ]
 

@@ -65,6 +65,7 @@ _STATUSES = ("running", "completed", "failed", "cancelled")
 _RECORDED = ("running", "completed", "failed", "cancelled", "interrupted")
 _CLAIM_STATES = ("inflight", "done", "failed", "cancelled", "unknown")
 _LAST = 2**31
+_LONGEST_CURSOR = 160
 
 
 # -- without a key ---------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ async def list_runs(request: Request, host: Host, principal: Principal) -> Respo
         host,
         principal,
         limit=integer(request, "limit", 50, 1, 200),
-        before=request.query_params.get("before", "")[:128],
+        before=request.query_params.get("before", "")[:_LONGEST_CURSOR],
         status=choice(request, "status", _STATUSES),
     )
     return Json(found)
@@ -240,7 +241,7 @@ async def list_recordings(request: Request, host: Host, principal: Principal) ->
         host,
         principal,
         limit=integer(request, "limit", 50, 1, 200),
-        before=request.query_params.get("before", "")[:128],
+        before=request.query_params.get("before", "")[:_LONGEST_CURSOR],
         status=choice(request, "status", _RECORDED),
         text=request.query_params.get("text", "")[:128],
         tool=request.query_params.get("tool", "")[:200],
@@ -330,7 +331,7 @@ async def effects(request: Request, host: Host, principal: Principal) -> Respons
         host,
         principal,
         limit=integer(request, "limit", 50, 1, 200),
-        before=request.query_params.get("before", "")[:128],
+        before=request.query_params.get("before", "")[:_LONGEST_CURSOR],
         tool=request.query_params.get("tool", "")[:256],
         state=choice(request, "state", _CLAIM_STATES),
         count=choice(request, "count", ("true", "false")) == "true",

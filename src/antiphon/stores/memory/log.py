@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from antiphon.contract.events import RunManifest
-from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
+from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
 from antiphon.stores._common import event_of, known_manifest
 
 
@@ -59,15 +59,21 @@ class MemoryLog:
         return None if found is None or found.manifest is None else known_manifest(found.manifest)
 
     def runs(
-        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+        self,
+        *,
+        tenant: str,
+        prefix: str = "",
+        name: str = "",
+        status: str = "",
+        limit: int = 50,
+        before: Cursor | None = None,
     ) -> Manifests:
         with self.lock:
             manifests = [run.manifest for run in self._runs.values() if run.manifest is not None]
         found = [manifest for manifest in manifests if manifest.tenant == tenant]
         found.sort(key=lambda manifest: (manifest.started_at_ms, manifest.id), reverse=True)
-        if before:
-            ids = [manifest.id for manifest in found]
-            found = found[ids.index(before) + 1 :] if before in ids else []
+        if before is not None:
+            found = [manifest for manifest in found if (manifest.started_at_ms, manifest.id) < before]
         matching = [
             manifest
             for manifest in found

@@ -11,7 +11,7 @@ from typing import Any
 
 from antiphon.contract.record import unknown_for
 from antiphon.errors import InvalidInput
-from antiphon.ports import Clock, Journal, Records, Told
+from antiphon.ports import Clock, Cursor, Journal, Records, Told
 from antiphon.stores._adapters import AsyncFromSync
 from antiphon.stores._waiters import loop_waiter
 from antiphon.stores.memory.claims import MemoryClaims, Node
@@ -79,15 +79,15 @@ class SyncMemoryJournal(MemoryClaims):
         state: str = "",
         prefix: str = "",
         limit: int = 100,
-        before: str = "",
+        before: Cursor | None = None,
     ) -> Records:
         found: Records = []
         nodes = self._all_current()
-        older = max((node.serial for node in nodes if node.key == before), default=0) if before else math.inf
-        for node in sorted(nodes, key=attrgetter("serial"), reverse=True):
+        older = math.inf if before is None else before.at
+        for node in sorted(nodes, key=attrgetter("fence"), reverse=True):
             if len(found) >= limit:
                 break
-            if node.serial < older and _matches(node, tenant, tool, session, prefix):
+            if node.fence < older and _matches(node, tenant, tool, session, prefix):
                 with self.lock:  # a record that is built beside a settlement would be kept, and be wrong
                     if node.lives(self._now()) and state in ("", node.state):
                         found.append(node.to_record())

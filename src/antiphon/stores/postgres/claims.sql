@@ -331,7 +331,7 @@ FROM antiphon.claims AS c, clock
 WHERE c.tenant = %(tenant)s AND {_lives}
     AND (%(tool)s = '' OR c.tool = %(tool)s) AND (%(session)s = '' OR c.session = %(session)s)
     AND (%(state)s = '' OR c.state = %(state)s) AND (%(prefix)s = '' OR starts_with(c.key, %(prefix)s))
-    AND (%(before)s = '' OR (c.fence, c.key) < (SELECT b.fence, b.key FROM antiphon.claims AS b WHERE b.key = %(before)s))
+    AND (c.fence, c.key) < (%(at)s, %(id)s)
 ORDER BY c.fence DESC, c.key DESC
 LIMIT %(limit)s
 

@@ -10,11 +10,11 @@ from itertools import groupby
 from typing import Any
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Begun, Claimed, ClaimRequest, Existing, Pinned, Records, Row, Settlement, Told
+from antiphon.ports import Begun, Claimed, ClaimRequest, Cursor, Existing, Pinned, Records, Row, Settlement, Told
 from antiphon.stores._reads import Answers, TaskReads, ThreadReads
 from antiphon.stores.postgres.connection import Rows
 from antiphon.stores.postgres.engine import AsyncEngine, Engine, Step
-from antiphon.stores.postgres.log import PostgresLog
+from antiphon.stores.postgres.log import NEWEST, PostgresLog
 from antiphon.stores.postgres.statements import (
     OP,
     VERSION,
@@ -114,10 +114,11 @@ class PostgresJournal(PostgresLog):
         state: str = "",
         prefix: str = "",
         limit: int = 100,
-        before: str = "",
+        before: Cursor | None = None,
     ) -> Records:
-        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix, "state": state, "before": before}
-        rows = await self._engine.run("list", {**which, "limit": max(0, limit)}, prepare=False)
+        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix, "state": state}
+        place = (before or NEWEST)._asdict()
+        rows = await self._engine.run("list", {**which, **place, "limit": max(0, limit)}, prepare=False)
         return [record_of(row) for row in rows]
 
     async def earlier(self, *, tenant: str, key: str = "") -> Records:

@@ -8,13 +8,15 @@ import msgspec
 
 from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
-from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
+from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of, manifests_of
 from antiphon.stores.postgres.engine import Engine
 from antiphon.stores.postgres.statements import breaker_of, from_text, log_params, new_op
 
 _encode = msgspec.json.Encoder().encode
 _NO_END = 2**62
+NEWEST = Cursor(_NO_END, "")
+"""Everything follows it."""
 _DELETE_BATCH = 5000
 _APPEND_BATCH = 5000
 
@@ -65,10 +67,18 @@ class PostgresLog:
         return manifest_of(rows[0][0]) if rows else None
 
     async def runs(
-        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+        self,
+        *,
+        tenant: str,
+        prefix: str = "",
+        name: str = "",
+        status: str = "",
+        limit: int = 50,
+        before: Cursor | None = None,
     ) -> Manifests:
-        which = {"tenant": tenant, "prefix": prefix, "name": name, "status": status, "before": before}
-        rows = await self._engine.run("runs", {**which, "limit": max(0, limit)}, prepare=False)
+        which = {"tenant": tenant, "prefix": prefix, "name": name, "status": status}
+        place = (before or NEWEST)._asdict()
+        rows = await self._engine.run("runs", {**which, **place, "limit": max(0, limit)}, prepare=False)
         return manifests_of(row[0] for row in rows)
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:

@@ -56,10 +56,7 @@ FROM antiphon.runs AS r
 WHERE r.tenant = %(tenant)s AND NOT r.deleting AND r.manifest IS NOT NULL
     AND (%(prefix)s = '' OR starts_with(r.id, %(prefix)s)) AND (%(name)s = '' OR r.name = %(name)s)
     AND (%(status)s = '' OR r.status = %(status)s)
-    AND (
-        %(before)s = ''
-        OR (r.started_at_ms, r.id) < (SELECT b.started_at_ms, b.id FROM antiphon.runs AS b WHERE b.id = %(before)s)
-    )
+    AND (r.started_at_ms, r.id) < (%(at)s, %(id)s)
 ORDER BY r.started_at_ms DESC, r.id DESC
 LIMIT %(limit)s
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Records
+from antiphon.ports import Cursor, Records
 from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client
 from antiphon.stores.redis.schema import CLEARED, Names, Shard, record_of, text_of
@@ -49,18 +49,14 @@ class RedisIndex:
         state: str = "",
         prefix: str = "",
         limit: int = 100,
-        before: str = "",
+        before: Cursor | None = None,
     ) -> Records:
         found: Records = []
         first: int | str = "-inf"
         after: Entry | None = None
-        if before:
-            number = self._names.number(before)
-            score = await self._client.execute(("ZSCORE", self._names.shards[number].entries + tenant, before))
-            if score is None:
-                return found
-            first = int(float(score))
-            after = (first, number, before)
+        if before is not None:
+            after = await self._entry(tenant, before)
+            first = after[0]
         async for entries in self._newest(tenant, max(8, limit // 32), first):
             fitting = [entry for entry in entries if entry[2].startswith(prefix) and (after is None or entry > after)]
             for start in range(0, len(fitting), BATCH):
@@ -69,6 +65,14 @@ class RedisIndex:
                 if len(found) >= limit:
                     return found[:limit]
         return found[:limit]
+
+    async def _entry(self, tenant: str, place: Cursor) -> Entry:
+        """The entry of a record; as it was made, if it is gone or the key has a new record since."""
+        number = self._names.number(place.id)
+        score = await self._client.execute(("ZSCORE", self._names.shards[number].entries + tenant, place.id))
+        if score is None or any(record.fence != place.at for record in await self._records([(0, number, place.id)])):
+            return -(place.at // 1000), number, place.id
+        return int(float(score)), number, place.id
 
     async def earlier(self, *, tenant: str, key: str = "") -> Records:
         found: Records = []

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from antiphon.contract.events import RunManifest
-from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
+from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of, manifests_of
 from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client
@@ -44,7 +44,7 @@ class RedisLog:
         name, _ = self._names.run(manifest.id)
         index = self._names.runs(manifest.tenant)
         await self._client.execute(("SET", name, _encode(manifest), *condition))
-        await self._client.execute(("ZADD", index, "NX", manifest.started_at_ms, manifest.id))
+        await self._client.execute(("ZADD", index, *condition, manifest.started_at_ms, manifest.id))
 
     async def append(self, run: str, rows: Sequence[Row]) -> int:
         _, name = self._names.run(run)
@@ -60,21 +60,25 @@ class RedisLog:
         return None if document is None else manifest_of(document)
 
     async def runs(
-        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+        self,
+        *,
+        tenant: str,
+        prefix: str = "",
+        name: str = "",
+        status: str = "",
+        limit: int = 50,
+        before: Cursor | None = None,
     ) -> Manifests:
         index = self._names.runs(tenant)
+        newest = "+inf" if before is None else before.at
         at = 0
-        if before:
-            rank = await self._client.execute(("ZREVRANK", index, before))
-            if rank is None:
-                return []
-            at = rank + 1
         found: list[RunManifest] = []
         while len(found) < limit:
-            members = await self._client.execute(("ZREVRANGE", index, at, at + _PAGE - 1))
+            members = await self._client.execute(("ZREVRANGEBYSCORE", index, newest, "-inf", "LIMIT", at, _PAGE))
             ids = [member.decode() for member in members]
             for manifest in await self._manifests([run for run in ids if run.startswith(prefix)]):
-                if name in ("", manifest.name) and status in ("", manifest.status):
+                follows = before is None or (manifest.started_at_ms, manifest.id) < before
+                if follows and name in ("", manifest.name) and status in ("", manifest.status):
                     found.append(manifest)
             if len(members) < _PAGE:
                 break

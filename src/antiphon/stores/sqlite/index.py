@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from antiphon.contract.record import DedupeRecord
+from antiphon.ports import Cursor
 from antiphon.stores.sqlite import log
 from antiphon.stores.sqlite.claims import COLUMNS, ID, LOOK_AGAIN_MS, SQL, Gone, forget, to_record
 
@@ -69,16 +70,21 @@ class Filter(NamedTuple):
         return [self._replace(tool=tool) for (tool,) in connection.execute(SQL["tools"], (self.tenant, self.tenant))]
 
 
-def find(connection: sqlite3.Connection, which: Filter, limit: int, now: int, before: str = "") -> list[DedupeRecord]:
-    """Live claims, newest first; with *before* those older than the claim of that key."""
+def find(
+    connection: sqlite3.Connection, which: Filter, limit: int, now: int, before: Cursor | None = None
+) -> list[DedupeRecord]:
+    """Live claims, newest first; with *before* those that follow: by row, or by time if the claim there is gone."""
     rows = []
-    older: list[int] = []
-    if before:
-        older = [connection.execute(SQL["row_of"], (before,)).fetchone()[0] or 0]
+    place: tuple[int] | None = None
+    if before is not None:
+        place = connection.execute(SQL["row_of"], (before.id, which.tenant, before.at)).fetchone()
+    older = place or (() if before is None else (before.at,))
     for part in which.each(connection):
         source, values = part.source()
-        if older:
+        if place is not None:
             source += f" AND {'p' if ' AS p ' in source else 'c'}.id < ?"
+        elif older:
+            source += " AND c.fence <= ?"
         query = f"{COLUMNS} FROM {source} AND (c.expires_at_ms > ? OR c.state = 'inflight') ORDER BY c.id DESC LIMIT ?"
         rows += connection.execute(query, (*values, *older, now, limit)).fetchall()
     rows.sort(key=itemgetter(ID), reverse=True)

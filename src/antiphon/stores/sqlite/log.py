@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from antiphon.contract.events import RunManifest
-from antiphon.ports import BreakerRow, Row
+from antiphon.ports import BreakerRow, Cursor, Row
 from antiphon.stores._common import BREAKER_KEPT_MS
 from antiphon.stores.sqlite.claims import SQL
 
@@ -58,10 +58,11 @@ def manifest_bytes(connection: sqlite3.Connection, run: str) -> bytes | None:
 
 
 def runs(
-    connection: sqlite3.Connection, tenant: str, prefix: str, name: str, status: str, limit: int, before: str
+    connection: sqlite3.Connection, tenant: str, prefix: str, name: str, status: str, limit: int, before: Cursor | None
 ) -> list[bytes]:
-    """Manifests of a tenant, newest first, after the run *before*."""
-    parts, values = ["tenant = ?"], [tenant]
+    """Manifests of a tenant, newest first, behind *before*."""
+    parts = ["tenant = ?"]
+    values: list[str | int] = [tenant]
     for column, value in (("name", name), ("status", status)):
         if value:
             parts.append(f"{column} = ?")
@@ -69,9 +70,9 @@ def runs(
     if prefix:
         parts.append("id >= ? AND id < ?")
         values += [prefix, prefix + "\U0010ffff"]
-    if before:
-        parts.append("(started_at_ms, id) < (SELECT started_at_ms, id FROM runs WHERE id = ?)")
-        values.append(before)
+    if before is not None:
+        parts.append("(started_at_ms, id) < (?, ?)")
+        values += before
     fitting = f"SELECT manifest FROM runs WHERE {' AND '.join(parts)}"  # noqa: S608 - own words only
     newest = f"{fitting} ORDER BY started_at_ms DESC, id DESC LIMIT ?"
     return [manifest for (manifest,) in connection.execute(newest, (*values, limit))]

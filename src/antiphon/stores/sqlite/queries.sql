@@ -84,7 +84,7 @@ INSERT OR IGNORE INTO claim_expiry (at_ms, id) SELECT sweep_at_ms, id FROM claim
 SELECT coalesce(max(id), 0) FROM claims;
 
 -- name: row_of
-SELECT max(id) FROM claims WHERE key = ?
+SELECT id FROM claims WHERE key = ? AND tenant = ? AND fence = ?;
 
 -- name: indexed
 SELECT value FROM meta WHERE name = 'catalogued';

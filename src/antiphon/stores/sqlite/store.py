@@ -24,6 +24,7 @@ from antiphon.ports import (
     Claimed,
     ClaimRequest,
     Clock,
+    Cursor,
     Events,
     Existing,
     Manifests,
@@ -188,7 +189,7 @@ class SQLiteJournal:
         state: str = "",
         prefix: str = "",
         limit: int = 100,
-        before: str = "",
+        before: Cursor | None = None,
     ) -> Records:
         await self._catch_up()
         which = index.Filter(tenant, tool, session, prefix, state)
@@ -219,7 +220,14 @@ class SQLiteJournal:
         return None if found is None else manifest_of(found)
 
     async def runs(
-        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+        self,
+        *,
+        tenant: str,
+        prefix: str = "",
+        name: str = "",
+        status: str = "",
+        limit: int = 50,
+        before: Cursor | None = None,
     ) -> Manifests:
         found = await self._read(lambda connection: log.runs(connection, tenant, prefix, name, status, limit, before))
         return manifests_of(found)
