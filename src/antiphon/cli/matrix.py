@@ -136,6 +136,7 @@ def _is_given(value: Any) -> bool:
 
 def _plan(app: Any, arguments: argparse.Namespace) -> Any:
     from antiphon.ops import matrix as ops
+    from antiphon.ops.matrix_table import Variant
 
     if arguments.resume is not None:
         given = [name for name in _PLANNED if _is_given(getattr(arguments, name))]
@@ -152,10 +153,10 @@ def _plan(app: Any, arguments: argparse.Namespace) -> Any:
         return plan
     if bool(arguments.runs) == bool(arguments.select):
         raise InvalidInput("Name the runs, or say which with --select.", hint="For example: --select 'name=refund'")
-    variants = [ops.Variant(name=model, model=model, temperature=arguments.temperature) for model in arguments.model]
+    variants = [Variant(name=model, model=model, temperature=arguments.temperature) for model in arguments.model]
     for file in arguments.prompt:
         text = Path(file).read_text(encoding="utf-8")
-        variants.append(ops.Variant(name=Path(file).name, prompt=text, temperature=arguments.temperature))
+        variants.append(Variant(name=Path(file).name, prompt=text, temperature=arguments.temperature))
     names = ("samples", "llm", "entry", "metric", "alpha", "margin", "min_ars", "budget", "max_calls")
     return ops.matrix(
         arguments.select or arguments.runs,
