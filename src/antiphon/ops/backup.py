@@ -14,8 +14,9 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import orjson
 
 from antiphon._seal import key_ids, take_owner
@@ -32,6 +33,18 @@ DATABASES = "databases"
 FOLDERS = ("blobs", "outbox")
 """Of the state folder: large payloads, and what waits for the bucket."""
 _UNFINISHED = ".restore-"
+
+
+class Manifest(TypedDict):
+    """What a backup says of itself."""
+
+    antiphonBackup: int
+    version: str
+    atMs: int
+    databases: list[str]
+    sealKeyIds: list[str]
+    files: dict[str, str]
+    """The digest of each file, by its name in the folder."""
 
 
 def databases_of(app: Antiphon) -> list[Path]:
@@ -69,7 +82,7 @@ def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progres
     for folder in FOLDERS:
         files.update(_copy_tree(home() / folder, target / folder, folder, progress))
     ids = key_ids(key_file) if key_file is not None and key_file.exists() else []
-    manifest = {
+    manifest: Manifest = {
         "antiphonBackup": FORM,
         "version": __version__,
         "atMs": app.clock.now_ms(),
@@ -119,24 +132,29 @@ def copy_database(source: Path, target: Path) -> str:
     return _digest(target)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """What the backup holds."""
     try:
-        manifest: Any = orjson.loads((folder / MANIFEST).read_bytes())
+        found: Any = orjson.loads((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise NotFound(
             f"{folder} is not a complete backup: it has no {MANIFEST}.", hint="Name the folder of a backup."
         ) from None
     except ValueError:
         raise InvalidInput(f"{folder / MANIFEST} cannot be read.") from None
-    form = manifest.get("antiphonBackup") if isinstance(manifest, dict) else None
+    form = found.get("antiphonBackup") if isinstance(found, dict) else None
     if form != FORM:
         raise InvalidInput(f"The backup has form {form}; this release knows {FORM}.", hint="Upgrade Antiphon.")
-    found: dict[str, Any] = manifest
-    return found
+    try:
+        return msgspec.convert(found, Manifest)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(
+            f"The backup is damaged: {folder / MANIFEST} is not what was written ({error}). Nothing was restored.",
+            hint="Restore another backup.",
+        ) from None
 
 
-def verify(folder: Path, *, progress: Progress = silent) -> dict[str, Any]:
+def verify(folder: Path, *, progress: Progress = silent) -> Manifest:
     """Check that every file of a backup is there and unchanged; its manifest."""
     manifest = read_manifest(folder)
     each(lambda file: _check(folder, *file), manifest["files"].items(), progress, "checking, files")
@@ -186,10 +204,10 @@ def restore(
         pass  # nobody writes at this moment; the operator has stopped the rest
     sources = {target.resolve(): folder / name for target, name in zip(targets, copies, strict=True)}
     waited: list[str] = []
-    for name in manifest["files"]:
+    for name, digest in manifest["files"].items():
         if name.startswith(f"{OUTBOX}/"):
             waited.append(name)  # the bucket may have a later one
-        elif Path(name).parts[0] in FOLDERS and not (home() / name).exists():  # equal names are equal contents
+        elif Path(name).parts[0] in FOLDERS and not _is_whole(home() / name, digest):
             sources[home() / name] = folder / name
     if seal_key is not None and key_file is not None:
         sources[key_file.resolve()] = seal_key
@@ -211,7 +229,16 @@ def restore(
     }
 
 
-def _missing_keys(manifest: dict[str, Any], given: Path | None, configured: Path | None) -> list[str]:
+def _is_whole(payload: Path, digest: str) -> bool:
+    """Whether a payload is there and is that of the backup, or at least what its name says: its own digest."""
+    try:
+        found = _digest(payload)
+    except OSError:  # not there, or its disk is damaged
+        return False
+    return found == digest or found.startswith(payload.name)
+
+
+def _missing_keys(manifest: Manifest, given: Path | None, configured: Path | None) -> list[str]:
     file = given or configured
     known = key_ids(file) if file is not None and file.exists() else []
     return [one for one in manifest["sealKeyIds"] if one not in known]
@@ -261,7 +288,9 @@ def _replace_all(sources: dict[Path, Path], stamp: str, progress: Progress) -> l
 
 def _replace(target: Path, copy: Path, stamp: str, undo: contextlib.ExitStack) -> list[str]:
     """Replace one file by its copy, and tell *undo* how it was; returns where the old one is kept."""
-    aside = target.with_name(f"{target.name}.{stamp}")
+    # What is not hidden in a folder of payloads would be taken for one, and sent to the bucket.
+    hidden = "." if any(home() / folder in target.parents for folder in FOLDERS) else ""
+    aside = target.with_name(f"{hidden}{target.name}.{stamp}")
     there = target.exists()
     if there:
         os.link(target, aside)

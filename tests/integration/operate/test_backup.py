@@ -134,6 +134,57 @@ def test_a_store_that_is_there_is_kept_aside(tmp_path: Path, state: Path, comman
     assert len(listed) == 1, "as it was when the backup was taken"
 
 
+def damage(file: Path) -> bytes:
+    """Change one bit in the middle; returns what it was."""
+    before = file.read_bytes()
+    file.write_bytes(
+        before[: len(before) // 2] + bytes([before[len(before) // 2] ^ 1]) + before[len(before) // 2 + 1 :]
+    )
+    return before
+
+
+def large_file(folder: Path) -> Path:
+    (found,) = [file for file in (folder / "blobs").rglob("*") if file.stat().st_size > 100_000]
+    return found
+
+
+def test_a_damaged_payload_is_repaired(tmp_path: Path, state: Path, command: Command) -> None:
+    state.mkdir()
+    made: list[str] = []
+    gateway, call = gateway_on(state, made)
+    call("large")
+    gateway.close()
+    command("backup", "copy")
+    payload = large_file(state)
+    (note,) = (state / "blobs/stores").iterdir()
+    whole = {file: damage(file) for file in (payload, note)}
+    spoilt = payload.read_bytes()
+    said = json.loads(command("restore", "copy", "--force", "--json").stdout)
+    assert {file: file.read_bytes() for file in whole} == whole
+    (aside,) = [Path(one) for one in said["movedAside"] if payload.name in one]
+    assert aside.read_bytes() == spoilt, "never deleted"
+    gateway, call = gateway_on(state, made)
+    assert call("large").output.content["text"] == "x" * 200_000
+    assert made == ["large"]
+    gateway.close()
+    command("backup", "another")
+    kept = json.loads((tmp_path / "another/backup.json").read_bytes())["files"]
+    assert [name for name in kept if "before-restore" in name] == [], "what is kept aside is no payload"
+
+
+def test_a_whole_payload_is_not_replaced_by_a_damaged_one(tmp_path: Path, state: Path, command: Command) -> None:
+    state.mkdir()
+    gateway, call = gateway_on(state, [])
+    call("large")
+    gateway.close()
+    payload = large_file(state)
+    whole = damage(payload)
+    command("backup", "copy")
+    payload.write_bytes(whole)
+    command("restore", "copy", "--force")
+    assert payload.read_bytes() == whole
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
@@ -144,8 +195,7 @@ def test_a_restore_that_fails_leaves_everything_as_it_was(tmp_path: Path, state:
     gateway, call = gateway_on(state, made)
     call("large")
     command("backup", "copy", "--seal-key", "vault.key")
-    (blob,) = [file for file in (state / "blobs").rglob("*") if file.stat().st_size > 100_000]
-    blob.unlink()
+    large_file(state).unlink()
     call("later")
     gateway.close()
     before = contents(state)
@@ -252,9 +302,9 @@ def test_the_configured_seal_key_may_be_named(tmp_path: Path, state: Path, comma
     gateway.close()
 
 
-@pytest.mark.parametrize("damage", ["database", "missing", "unfinished"])
+@pytest.mark.parametrize("what", ["database", "missing", "unfinished", "no files", "listed files"])
 def test_a_damaged_backup_is_refused_and_nothing_is_touched(
-    tmp_path: Path, state: Path, command: Command, damage: str
+    tmp_path: Path, state: Path, command: Command, what: str
 ) -> None:
     state.mkdir()
     gateway, call = gateway_on(state, [])
@@ -262,20 +312,26 @@ def test_a_damaged_backup_is_refused_and_nothing_is_touched(
     gateway.close()
     command("backup", "copy")
     (copy,) = (tmp_path / "copy/databases").iterdir()
-    if damage == "database":
-        data = bytearray(copy.read_bytes())
-        data[len(data) // 2] ^= 1
-        copy.write_bytes(data)
-    elif damage == "missing":
+    manifest = tmp_path / "copy/backup.json"
+    said = json.loads(manifest.read_bytes())
+    if what == "database":
+        damage(copy)
+    elif what == "missing":
         next(file for file in (tmp_path / "copy/blobs").rglob("*") if file.is_file()).unlink()
+    elif what == "unfinished":
+        manifest.unlink()
+    elif what == "no files":
+        manifest.write_text(json.dumps({name: value for name, value in said.items() if name != "files"}))
     else:
-        (tmp_path / "copy/backup.json").unlink()
+        manifest.write_text(json.dumps({**said, "files": list(said["files"])}))
     before = (state / "antiphon.db").read_bytes()
     refused = command("restore", "copy", "--force", check=False)
     assert refused.returncode in (2, 4), refused.stdout
     assert "backup" in refused.stderr
     assert (state / "antiphon.db").read_bytes() == before
-    assert command("restore", "copy", "--verify", check=False).returncode in (2, 4)
+    refused = command("restore", "copy", "--verify", check=False)
+    assert refused.returncode in (2, 4)
+    assert "Traceback" not in refused.stderr
 
 
 def test_what_cannot_be_backed_up_here_is_said(tmp_path: Path, state: Path, command: Command) -> None:
