@@ -211,9 +211,7 @@ async def accept_golden(
         return verdicts.accept(app, wanted, run, digest=digest, dry_run=dry_run)
 
     done = await host.in_thread(principal.tenant, work)
-    if not dry_run:
-        await host.admin(principal).accepted_recording(done["path"], run, reason)
-    return done
+    return done if dry_run else await host.admin(principal).accepted_recording(done, run, reason)
 
 
 def _comparable(manifest: RunManifest, command: str) -> None:

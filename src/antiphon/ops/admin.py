@@ -1,7 +1,9 @@
 """What an operator may do: look, force or reset breakers, settle or forget claims (R13).
 
 Each act is one method of :class:`Admin`, written once: the host awaits it, a command completes it with ``drive``. Every
-act that changes something leaves a line in the audit run of its tenant.
+act that changes something leaves a line in the audit run of its tenant, as soon as it is done. If that line cannot be
+written, the act stands: the log of the process has the line, and the answer says so (``notAudited``). What only shows
+something shows it after the line is written.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import contextlib
 import difflib
 import inspect
+import logging
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -39,6 +42,8 @@ from antiphon.ops.gateways import declared
 from antiphon.ops.runs import ReservedRun
 from antiphon.ports import BreakerRow, Cursor, Journal, Settlement
 from antiphon.stores._adapters import AsyncFromSync
+
+log: logging.Logger = logging.getLogger("antiphon.ops")
 
 _RESOLVED_TTL_MS = 30 * 86_400_000
 _SCAN = 10_000
@@ -70,6 +75,18 @@ class Verdict(NamedTuple):
 
 Bulk = dict[str, Any]
 """How many were settled, which were refused and why, and whether it was a dry run."""
+
+
+NOT_AUDITED = "notAudited"
+"""In an answer: why the act, which was done, is not in the audit log."""
+
+
+def refusal(error: AntiphonError) -> str:
+    """Why one of several acts was not done; a store that failed in the middle may have done it."""
+    if not isinstance(error, StoreError):
+        return str(error)
+    log.warning("the store failed: %s", error)
+    return "The store failed: this may have been done or not. Look at it again."
 
 
 def _dry(dry_run: bool) -> dict[str, bool]:
@@ -243,9 +260,9 @@ class Admin:
         """Note that the originals of the masked values of a run are shown."""
         await self._note("reveal", {"run": run})
 
-    async def accepted_recording(self, path: str, run: str, reason: str) -> None:
+    async def accepted_recording(self, done: dict[str, Any], run: str, reason: str) -> dict[str, Any]:
         """Note that a golden artifact was replaced by a run."""
-        await self._note("accept", {"run": run, "path": path, "reason": self._shown(reason)})
+        return await self._done("accept", {"run": run, "path": done["path"], "reason": self._shown(reason)}, done)
 
     # -- breakers ----------------------------------------------------------------------------------------------------
 
@@ -281,8 +298,7 @@ class Admin:
             worst = next((one for one in ("FORCED_OPEN", "OPEN", "HALF_OPEN") if one in states), "CLOSED")
             return {**self._breaker(row), "before": worst, "dryRun": True}
         await self._journal.save_breaker(self.tenant, row)
-        await self._note(act, {"key": key, "reason": reason})
-        return self._breaker(row)
+        return await self._done(act, {"key": key, "reason": reason}, self._breaker(row))
 
     def _shown(self, reason: str) -> str:
         """A reason as every process, log and page may show it: without secrets, on one line."""
@@ -329,8 +345,8 @@ class Admin:
         cleared = await self._drop(record)
         for one in earlier:
             cleared |= one.version != record.version and await self._drop(one)
-        await self._note("clear", {"key": record.key, "tool": record.tool, "reason": reason})
-        return {"key": record.key, "cleared": cleared}
+        about = {"key": record.key, "tool": record.tool, "reason": reason}
+        return await self._done("clear", about, {"key": record.key, "cleared": cleared})
 
     async def _drop(self, record: DedupeRecord) -> bool:
         """Delete a record; a tombstone stays of one that somebody may still come back to."""
@@ -404,21 +420,24 @@ class Admin:
             settled = await self._journal.settle(record.key, record.version, settlement)
         if settled is None:
             raise InvalidInput("The claim changed at the same moment.", hint="Check the claim again, then decide.")
-        await self._note("resolve", {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason})
-        return {"key": record.key, "resolved": verdict}
+        about = {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason}
+        return await self._done("resolve", about, {"key": record.key, "resolved": verdict})
 
     async def resolve_all(self, verdicts: Sequence[Verdict], *, reason: str = "", dry_run: bool = False) -> Bulk:
         """Settle several claims, each as :meth:`resolve` does; one that is refused does not stop the others."""
         resolved, refused = 0, []
+        unaudited: dict[str, str] = {}
         for one in verdicts:
             try:
-                await self.resolve(
+                done = await self.resolve(
                     one.key, one.verdict, value=one.value, reason=reason, version=one.version, dry_run=dry_run
                 )
                 resolved += 1
-            except (InvalidInput, NotFound) as error:
-                refused.append({"key": one.key, "message": str(error)})
-        return {"resolved": resolved, **({"refused": refused} if refused else {}), **_dry(dry_run)}
+                if NOT_AUDITED in done:
+                    unaudited[NOT_AUDITED] = done[NOT_AUDITED]
+            except (InvalidInput, NotFound, StoreError) as error:
+                refused.append({"key": one.key, "message": refusal(error)})
+        return {"resolved": resolved, **({"refused": refused} if refused else {}), **unaudited, **_dry(dry_run)}
 
     async def evidence(
         self,
@@ -473,8 +492,8 @@ class Admin:
                 kept["unknown"] += 1
             else:
                 flushed += await self._drop(record)
-        await self._note("flush", {**chosen, "flushed": flushed, "kept": kept, "reason": reason})
-        return {"flushed": flushed, **({"kept": kept} if any(kept.values()) else {})}
+        about = {**chosen, "flushed": flushed, "kept": kept, "reason": reason}
+        return await self._done("flush", about, {"flushed": flushed, **({"kept": kept} if any(kept.values()) else {})})
 
     async def _to_settle(self, key: str, version: int | None) -> tuple[DedupeRecord, bool]:
         """The record to settle, and whether it is the current one; others may have followed an unknown outcome."""
@@ -522,11 +541,25 @@ class Admin:
         return ReservedRun(self._journal, self._clock, audit_manifest(self.tenant, self._workspace))
 
     async def _note(self, act: str, detail: Mapping[str, Any]) -> None:
+        """Write a line before something is shown: without the line it is not."""
+        await self._audit().append("admin.act", self._line(act, detail))
+
+    async def _done(self, act: str, detail: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+        """Write a line about what was changed; the *answer* says if it could not be written."""
+        line = self._line(act, detail)
+        try:
+            await self._audit().append("admin.act", line)
+        except StoreError as error:
+            log.error("done, but not in the audit log (%s): %s", error, orjson.dumps(line).decode())
+            return {**answer, NOT_AUDITED: error.code}
+        return answer
+
+    def _line(self, act: str, detail: Mapping[str, Any]) -> dict[str, Any]:
         """Who did it, and for whom, stands there as it is, also if it is a mail address; the rest is masked."""
         given = {name: value for name, value in detail.items() if value not in ("", None)}
         clean: dict[str, Any] = orjson.loads(self._redactor.redact_bytes(orjson.dumps(given))[0])
         people = {"by": self.actor, **({"to": given["to"]} if "to" in given else {})}
-        await self._audit().append("admin.act", {"act": act, **clean, **people})
+        return {"act": act, **clean, **people}
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
@@ -569,7 +602,7 @@ async def _ask(spec: ToolSpec | None, record: DedupeRecord) -> tuple[str | None,
 
 
 def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
-    """A line in the audit log for an act that is none of an :class:`Admin`'s."""
+    """A line in the audit log before something is done or shown that is none of an :class:`Admin`'s acts."""
     drive(Admin(app)._note(act, detail))
 
 

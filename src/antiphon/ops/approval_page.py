@@ -19,6 +19,7 @@ from urllib.parse import parse_qs
 from antiphon._drive import drive
 from antiphon.config.wiring import fingerprints_of
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, Refused, StoreError
+from antiphon.ops.admin import NOT_AUDITED
 from antiphon.ops.app import Antiphon
 from antiphon.ops.approvals import AlreadyDecided, Approvals, Link
 
@@ -149,7 +150,8 @@ def _told(problem: Exception) -> tuple[int, bytes]:
     """A failure in words; an unexpected one does not reveal its cause."""
     if isinstance(problem, StoreError):
         log.warning("the store failed: %s", problem)
-        return 503, _document("Try again", _paragraph("The store cannot be reached. Nothing was changed."))
+        said = "The store failed. Open the link again: the page says whether anybody has decided."
+        return 503, _document("Try again", _paragraph(said))
     if isinstance(problem, TimeoutError):
         return 408, _document("Try again", _paragraph("The form took too long to arrive. Nothing was changed."))
     status = {NotFound: 404, AlreadyDecided: 409, Refused: 403, InvalidInput: 400}
@@ -173,6 +175,7 @@ def _page(shown: dict[str, Any], link: Link, token: str) -> bytes:
         ("Rule", shown.get("policy")),
         ("Decided by", shown.get("decidedBy")),
         ("Reason", shown.get("reason")),
+        ("Audit log", "could not be written; the decision stands" if NOT_AUDITED in shown else None),
         ("Good until", _time(min(link.expires_at_ms, shown.get("expiresAtMs", link.expires_at_ms)))),
     ]
     listed = "".join(

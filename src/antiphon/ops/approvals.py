@@ -19,10 +19,10 @@ from antiphon._gateway.approval import decided
 from antiphon._gateway.ids import Fingerprints
 from antiphon._gateway.result_store import masked
 from antiphon.contract._base import UNSET
-from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, STATES, WITHDRAWN, Approval, Kept, approval_of
+from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, STATES, WITHDRAWN, Approval, Kept, approval_of, read
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import ConfigError, InvalidInput, NotFound, Refused, StoreError
-from antiphon.ops.admin import Admin
+from antiphon.ops.admin import Admin, refusal
 from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
 from antiphon.ports import Cursor, Journal
@@ -220,8 +220,8 @@ class Approvals(Admin):
                 if approval not in found:
                     raise self._missing(approval)
                 decided.append(await self._decide(*found[approval], verdict, reason, dry_run))
-            except (InvalidInput, NotFound, Refused) as error:
-                refused.append({"id": approval, "message": str(error)})
+            except (InvalidInput, NotFound, Refused, StoreError) as error:
+                refused.append({"id": approval, "message": refusal(error)})
         told = {"refused": refused} if refused else {}
         return {"decision": verdict, "approvals": decided, **told, **({"dryRun": True} if dry_run else {})}
 
@@ -247,12 +247,9 @@ class Approvals(Admin):
                 path="$.decision",
             )
         about = {"approval": asked.id, "key": record.key, "tool": record.tool, "asker": asked.asker}
-        await self._note(verdict, {**about, "from": self._where, "reason": clean})
-        made = await self._journal.read(record.key)
-        now_kept = None if made is None else approval_of(made.current)
-        if made is None or now_kept is None or now_kept.approval.id != asked.id:  # spent at once
-            return {"id": asked.id, "state": "spent", "tool": record.tool}
-        return self._shown_approval(made.current, now_kept, made.now_ms)
+        made = Kept(VERDICTS[verdict], read(bytes(settlement.payload or b"")))
+        detail = {**about, "from": self._where, "reason": clean}
+        return await self._done(verdict, detail, self._shown_approval(record, made, now))
 
     def _check_open(self, code: str, asked: Approval, open_codes: Collection[str], now: int) -> None:
         if code not in open_codes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import antiphon
 from antiphon.contract.spec import DidNotHappen, Happened
+from antiphon.errors import StoreUnavailable
 from tests.integration.server.harness import Client
 from tests.unit.gateway.kit import envelope
 
@@ -231,3 +233,85 @@ async def test_a_signed_link_is_made_opened_and_decides_once(client: Client, cap
     who = "ada@example.com"  # whoever decides is named, mail address or not
     assert said == [("approve", who, "signed link", None), ("link", "environment", "HTTP", who)]
     assert token not in caplog.text
+
+
+@pytest.fixture
+def failing(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """The store fails when the audit log is written, or from the second decision on."""
+    journal, settled = client.host.journal, list[str]()
+    append, settle = journal.append, journal.settle
+
+    async def not_audited(run: str, rows: Any) -> Any:
+        if run.startswith("audit-"):
+            raise StoreUnavailable("disk full at /secret/place")
+        return await append(run, rows)
+
+    async def not_settled(key: str, version: int, settlement: Any) -> Any:
+        if settled:
+            raise StoreUnavailable("connection lost to /secret/place")
+        settled.append(key)
+        return await settle(key, version, settlement)
+
+    def fail(when: str) -> None:
+        wrong = not_audited if when == "append" else not_settled
+        monkeypatch.setattr(journal, when, wrong)
+
+    return fail
+
+
+async def ask_for_approvals(client: Client, namespace: str, number: int) -> list[str]:
+    gateway = client.host.tenant("default").async_gateway
+
+    async def pay(amount: int) -> str:
+        return "paid"
+
+    gateway.tool("pay", namespace=namespace, idempotent=False, approve="always")(pay)
+    calls = [
+        envelope("pay", {"amount": one}, namespace=namespace, call_id=f"call-{one}", actor="agent")
+        for one in range(number)
+    ]
+    return [(await gateway.execute(wire)).to_wire()["error"]["approvalId"] for wire in calls]
+
+
+async def test_what_was_done_is_told_also_if_the_audit_log_cannot_be_written(
+    client: Client, failing: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = await ask_for_approvals(client, "unaudited", 3)
+    url = "https://desk.example.com/approve"
+    link = (await client.post(f"/v1/approvals/{third}/links", json={"to": "ada", "url": url})).json()["url"]
+    await client.run("conformance-replay-side-effect", {"delayMs": 1})
+    failing("append")
+    made = await client.post(f"/v1/approvals/{first}", json={"decision": "approve"})
+    found = (made.status_code, made.json()["state"], made.json()["decidedBy"], made.json()["notAudited"])
+    assert found == (200, "approved", "environment", "store_unavailable")
+    assert f'"approval":"{first}"' in caplog.text, "the log of the host says what the audit log does not"
+    both = (await client.post("/v1/approvals", json={"decision": "deny", "approvals": [first, second]})).json()
+    assert [(one["id"], one["state"], one["notAudited"]) for one in both["approvals"]] == [
+        (second, "denied", "store_unavailable")
+    ]
+    assert [one["id"] for one in both["refused"]] == [first]
+    form = {"token": link.removeprefix(f"{url}?token="), "decision": "approve"}
+    page = await client.post("/approve", data=form, headers={"Authorization": ""})
+    assert page.status_code == 200
+    assert "This call is approved" in page.text
+    assert "could not be written; the decision stands" in page.text
+    flushed = await act(client, WHERE[1], action="flush", tool=EFFECT)
+    assert flushed["result"] == {"flushed": 1, "notAudited": "store_unavailable"}
+    forced = await act(client, WHERE[1], action="force_open", tool=EFFECT)
+    assert (forced["result"]["state"], forced["result"]["notAudited"]) == ("FORCED_OPEN", "store_unavailable")
+
+
+async def test_a_store_that_fails_in_a_decision_does_not_hide_the_others(
+    client: Client, failing: Callable[[str], None]
+) -> None:
+    asked = await ask_for_approvals(client, "halfway", 3)
+    failing("settle")
+    answer = await client.post("/v1/approvals", json={"decision": "approve", "approvals": asked})
+    assert [one["id"] for one in answer.json()["approvals"]] == asked[:1]
+    assert [one["id"] for one in answer.json()["refused"]] == asked[1:]
+    assert "may have been done or not" in answer.json()["refused"][0]["message"]
+    alone = await client.post(f"/v1/approvals/{asked[1]}", json={"decision": "approve"})
+    assert (alone.status_code, alone.json()["error"]) == (503, "store_unavailable")
+    for said in (answer.text, alone.text):
+        assert "nothing was changed" not in said.lower()
+        assert "/secret/place" not in said

@@ -69,7 +69,7 @@ def failure(problem: Exception) -> Response:
         return error(404, problem.code, str(problem))
     if isinstance(problem, StoreError):
         log.warning("the store failed: %s", problem)
-        text = "The store cannot be reached at the moment; nothing was changed. Try again."
+        text = "The store failed. What was to be changed may have been changed or not: look at it, then try again."
         return error(503, "store_unavailable", text, None, {"Retry-After": "1"})
     if isinstance(problem, TooManyHooks):
         return error(429, problem.code, str(problem))
