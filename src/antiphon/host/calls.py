@@ -69,10 +69,10 @@ class Call:
         return await asyncio.shield(self._task)
 
     async def events(self, pause_s: float) -> AsyncIterator[tuple[str, Any]]:
-        """``chunk`` as they come, ``keepalive`` after a pause without any, then ``result``."""
+        """``chunk`` as they come, ``pause`` after *pause_s* without any, then ``result``."""
         number = 0
         while True:
-            found: tuple[str, Any] | None = ("keepalive", None)
+            found: tuple[str, Any] | None = ("pause", None)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     found = await self._chunks.get()

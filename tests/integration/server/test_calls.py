@@ -34,8 +34,8 @@ async def pay(to: str, amount: int = 1) -> dict:
     return {"paid": amount, "to": to}
 
 @gateway.tool(idempotent=False, namespace="bank", effect="write")
-def slow(to: str) -> str:
-    time.sleep(0.5)
+def slow(to: str, seconds: float = 0.5) -> str:
+    time.sleep(seconds)
     mark(f"slow {to}")
     return "done"
 
@@ -201,6 +201,25 @@ async def test_a_client_that_goes_away_does_not_end_its_call(client: Client, cod
     async with asyncio.timeout(20):
         while client.host._calls:  # the answer may come before the first call has heard of its own record
             await asyncio.sleep(0.01)
+
+
+async def test_a_revoked_key_ends_the_stream_of_its_call_and_not_the_call(client: Client, code: Path) -> None:
+    for body in (envelope("slow", to="ada", seconds=4), envelope("count", to=200)):
+        token, key = await client.host.keys.create(role="run", tenant="default")
+        headers = {"Authorization": f"Bearer {token}", "Accept": "text/event-stream"}
+        stream = asyncio.create_task(client.post("/v1/calls", json=body, headers=headers, timeout=30))
+        while not client.host._calls:
+            await asyncio.sleep(0.01)
+        await client.host.keys.revoke(key.id)
+        (*_, (kind, said)) = _events((await stream).text)
+        assert (kind, said["error"]) == ("error", "unauthenticated")
+        assert client.host._calls, "the call goes on"
+        found = (await client.post("/v1/calls", json=body, timeout=30)).json()
+        assert found["status"] == "success"
+        async with asyncio.timeout(20):
+            while client.host._calls:
+                await asyncio.sleep(0.01)
+    assert marks(code) == ["slow ada"]
 
 
 async def test_calls_are_limited_like_runs(tmp_path: Path, code: Path) -> None:

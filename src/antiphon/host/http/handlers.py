@@ -375,14 +375,20 @@ async def call(request: Request, host: Host, principal: Principal) -> Response:
     if "text/event-stream" not in accepted(request):
         return Json(await made.result())
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_call_stream(made), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_call_stream(host, principal, made), media_type="text/event-stream", headers=headers)
 
 
-async def _call_stream(made: calls.Call) -> AsyncIterator[bytes]:
-    async for kind, data in made.events(KEEPALIVE_S):
-        if kind == "keepalive":
+async def _call_stream(host: Host, principal: Principal, made: calls.Call) -> AsyncIterator[bytes]:
+    silent, pause = 0.0, min(LOOK_S, KEEPALIVE_S)
+    async for kind, data in made.events(pause):
+        if not await host.keys.is_valid(principal):
+            yield _sse_error("unauthenticated", "The API key of this stream was revoked. The call goes on.")
+            return
+        silent = silent + pause if kind == "pause" else 0.0
+        if silent >= KEEPALIVE_S:
+            silent = 0.0
             yield b":keepalive\n\n"
-        else:
+        if kind != "pause":
             yield b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json(data))
 
 
