@@ -38,6 +38,7 @@ class Call:
     """One call that goes on to its end, whether or not its client waits."""
 
     def __init__(self, host: Host, principal: Principal, envelope: dict[str, Any]) -> None:
+        self._out_of_time = host.out_of_time
         self._gateway = host.tenant(principal.tenant).async_gateway
         if f"{envelope.get('toolNamespace')}/{envelope.get('toolName')}" == SIDE_EFFECT_TOOL:
             if not host.settings.test_seams:
@@ -65,8 +66,19 @@ class Call:
             self._chunks.put_nowait(None)
 
     async def result(self) -> dict[str, Any]:
-        """The result envelope."""
-        return await asyncio.shield(self._task)
+        """The result envelope; nobody waits for it longer than the host has time at its end."""
+        await asyncio.wait((self._task, self._out_of_time), return_when=asyncio.FIRST_COMPLETED)
+        self._check_time()
+        found: dict[str, Any] = self._task.result()
+        return found
+
+    def _check_time(self) -> None:
+        if self._out_of_time.done() and (not self._task.done() or self._task.cancelled()):
+            text = (
+                "The host is shutting down and no longer waits for this call, which may still take effect. "
+                "Send it again with the same key in a few seconds: it is not made twice."
+            )
+            raise Rejected(503, "shutting_down", text)
 
     async def events(self, pause_s: float) -> AsyncIterator[tuple[str, Any]]:
         """``chunk`` as they come, ``pause`` after *pause_s* without any, then ``result``."""
@@ -78,6 +90,7 @@ class Call:
                     found = await self._chunks.get()
             if found is None:
                 break
+            self._check_time()
             if found[0] == "chunk":
                 yield "chunk", {"n": number, "data": found[1]}
                 number += 1

@@ -185,6 +185,8 @@ class Host:
         self._tasks: list[asyncio.Task[None]] = []
         self._notices: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.out_of_time: asyncio.Future[None]
+        """Done when the server ends and nobody can wait for a call any longer."""
         self.journal: Journal
         self.keys: KeyRing
         self.lease: WorkerLease
@@ -194,6 +196,7 @@ class Host:
     async def start(self, *, resume: bool = True) -> None:
         """Open the store, load what can be run, and go on with what was interrupted."""
         self._loop = asyncio.get_running_loop()
+        self.out_of_time = self._loop.create_future()
         self.journal = self.app.store.open_async()
         self.app.loops.share(asyncio.get_running_loop(), self.journal)
         path = (await self.journal.ping()).get("path")
@@ -220,6 +223,16 @@ class Host:
             self._tasks.append(asyncio.create_task(self._watch_orphans(), name="antiphon-orphans"))
         self._tasks.append(asyncio.create_task(self._watch_cancels(), name="antiphon-cancels"))
 
+    def close_soon(self) -> None:
+        """The server has begun to end: streams and polls end at once, who waits for a call has the time of runs."""
+        if not self.closing:
+            self.closing = True
+            asyncio.get_running_loop().call_later(self.settings.shutdown_grace_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.out_of_time.done():
+            self.out_of_time.set_result(None)
+
     async def stop(self) -> None:
         """Take nothing new, let short runs end, leave the others to be resumed."""
         self.closing = True
@@ -230,6 +243,7 @@ class Host:
             await asyncio.wait(waiting, timeout=self.settings.shutdown_grace_s)
         for run in tuple(self.running.values()):
             await run.leave()
+        self._give_up()
         for call in tuple(self._calls):
             call.cancel()
         if self._notices:

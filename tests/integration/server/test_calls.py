@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,39 @@ async def test_a_revoked_key_ends_the_stream_of_its_call_and_not_the_call(client
             while client.host._calls:
                 await asyncio.sleep(0.01)
     assert marks(code) == ["slow ada"]
+
+
+def test_a_host_that_ends_says_so_to_whoever_waits_for_a_call(tmp_path: Path, code: Path) -> None:
+    """The call goes on, and is not made again; a call that ends in time is answered."""
+    settings = {"ANTIPHON_HOST_TOOLS": str(code), "ANTIPHON_HOST_SHUTDOWN_GRACE_S": "3"}
+    key = {"Authorization": f"Bearer {KEY}"}
+    calls = {
+        "short": (envelope("slow", "r-short", to="short", seconds=2), key),
+        "long": (envelope("slow", "r-long", to="long", seconds=5), key),
+        "stream": (envelope("slow", "r-stream", to="stream", seconds=5), {**key, "Accept": "text/event-stream"}),
+    }
+    with serving(tmp_path, tmp_path, **settings) as served:
+        url = f"{served.url}/v1/calls"
+        with ThreadPoolExecutor(3) as pool:
+            waiting = {
+                name: pool.submit(httpx.post, url, json=body, headers=headers, timeout=30)
+                for name, (body, headers) in calls.items()
+            }
+            while httpx.get(f"{served.url}/v1/admin/claims", headers=key).text.count('"inflight"') < 3:
+                time.sleep(0.05)
+            served.stop()
+        found = {name: answer.result() for name, answer in waiting.items()}
+        assert found["short"].json()["output"]["content"] == "done"
+        refused = found["long"]
+        assert (refused.status_code, refused.json()["error"]) == (503, "shutting_down")
+        assert "same key" in refused.json()["message"]
+        assert "retry-after" in refused.headers
+        assert [(kind, said["error"]) for kind, said in _events(found["stream"].text)] == [("error", "shutting_down")]
+        assert "Traceback" not in served.log()
+        served.start()
+        for name, (body, _) in calls.items():
+            assert httpx.post(url, json=body, headers=key, timeout=30).json()["status"] == "success", name
+    assert sorted(marks(code)) == ["slow long", "slow short", "slow stream"]
 
 
 async def test_calls_are_limited_like_runs(tmp_path: Path, code: Path) -> None:

@@ -1,1 +1,2 @@
-
+CLOSING = "closing"
+"""In the state of an application: what it does when its server begins to end."""

@@ -28,7 +28,7 @@ from antiphon.errors import AntiphonError, missing_extra
 from antiphon.host.discovery import self_test
 from antiphon.host.events import one_line
 from antiphon.host.host import Host
-from antiphon.host.http import handlers
+from antiphon.host.http import CLOSING, handlers
 from antiphon.host.http.endpoint import error, failure, guarded
 from antiphon.host.http.handlers import SEAMS
 from antiphon.host.logs import about
@@ -254,7 +254,7 @@ def create(
     settings = base.config.host
 
     @contextlib.asynccontextmanager
-    async def life(application: Starlette) -> AsyncIterator[None]:
+    async def life(application: Starlette) -> AsyncIterator[dict[str, Any]]:
         failed = await self_test(settings.llm_key_recipe)
         if failed:
             log.error("the self-test failed; replay support is not advertised: %s", "; ".join(failed))
@@ -263,7 +263,7 @@ def create(
         application.state.host = host
         await host.start(resume=executes)
         try:
-            yield
+            yield {CLOSING: host.close_soon}
         finally:
             await host.stop()
 

@@ -13,9 +13,12 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from antiphon.config.model import HostSection
+from antiphon.host.http import CLOSING
 
 log: logging.Logger = logging.getLogger("antiphon.host")
 
+_AFTER_GRACE_S = 2
+"""Answers that come at the end of the grace still go out."""
 _MOST_HEAD = 65_536
 """Bytes that a head may have which comes in parts."""
 _MOST_HELD = 16_384
@@ -73,7 +76,7 @@ class ServerConfig(uvicorn.Config):
             "server_header": False,
             "date_header": False,
             "access_log": False,
-            "timeout_graceful_shutdown": max(1, int(settings.shutdown_grace_s)),
+            "timeout_graceful_shutdown": math.ceil(settings.shutdown_grace_s) + _AFTER_GRACE_S,
             "timeout_keep_alive": math.ceil(settings.idle_timeout_s),
             "lifespan": "on",
             "http": LimitedProtocol,
@@ -276,6 +279,11 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if not self.is_waiting:  # the next request was here already
             self._stop_waiting()
+
+    def shutdown(self) -> None:
+        if CLOSING in self.app_state:
+            self.app_state[CLOSING]()
+        super().shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()

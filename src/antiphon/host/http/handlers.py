@@ -380,16 +380,19 @@ async def call(request: Request, host: Host, principal: Principal) -> Response:
 
 async def _call_stream(host: Host, principal: Principal, made: calls.Call) -> AsyncIterator[bytes]:
     silent, pause = 0.0, min(LOOK_S, KEEPALIVE_S)
-    async for kind, data in made.events(pause):
-        if not await host.keys.is_valid(principal):
-            yield _sse_error("unauthenticated", "The API key of this stream was revoked. The call goes on.")
-            return
-        silent = silent + pause if kind == "pause" else 0.0
-        if silent >= KEEPALIVE_S:
-            silent = 0.0
-            yield b":keepalive\n\n"
-        if kind != "pause":
-            yield b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json(data))
+    try:
+        async for kind, data in made.events(pause):
+            if not await host.keys.is_valid(principal):
+                yield _sse_error("unauthenticated", "The API key of this stream was revoked. The call goes on.")
+                return
+            silent = silent + pause if kind == "pause" else 0.0
+            if silent >= KEEPALIVE_S:
+                silent = 0.0
+                yield b":keepalive\n\n"
+            if kind != "pause":
+                yield b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json(data))
+    except Rejected as problem:
+        yield _sse_error(problem.code, problem.message)
 
 
 # -- webhooks --------------------------------------------------------------------------------------------------------
