@@ -27,6 +27,7 @@ from antiphon.llm.key import V2_STAMP
 
 _CANCEL_WAIT_S = 2.0
 _POLL_LOOK_S = 0.5
+_LEAST_PAGE = 100
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -272,15 +273,17 @@ def recipe_name(recipe: str) -> str:
 
 
 async def runs(host: Host, principal: Principal, *, limit: int, before: str, status: str) -> dict[str, Any]:
-    """The tenant's runs, newest first, and after which one to go on; a request looks at twice as many as it shows."""
+    """The tenant's runs, newest first, and where the next page begins; recordings and replays are passed over."""
     place = await behind(host, principal, before)
-    found = await host.journal.runs(tenant=principal.tenant, limit=limit * 2, before=place, status=status)
     mine: list[RunManifest] = []
-    seen = 0
-    while seen < len(found) and len(mine) < limit:
-        mine += [found[seen]] if found[seen].tags.get("kind") == KIND else []
-        seen += 1
-    more = seen < len(found) or len(found) == limit * 2
+    size = max(limit * 2, _LEAST_PAGE)
+    while len(mine) <= limit:
+        page = await host.journal.runs(tenant=principal.tenant, limit=size, before=place, status=status)
+        mine += [manifest for manifest in page if manifest.tags.get("kind") == KIND]
+        if len(page) < size:
+            break
+        place = place_of(page[-1])
+    shown = mine[:limit]
     return {
         "runs": [
             {
@@ -289,9 +292,9 @@ async def runs(host: Host, principal: Principal, *, limit: int, before: str, sta
                 "status": manifest.status,
                 "createdAt": iso(manifest.started_at_ms),
             }
-            for manifest in mine
+            for manifest in shown
         ],
-        "next": str(place_of(found[seen - 1])) if more else None,
+        "next": str(place_of(shown[-1])) if len(mine) > limit else None,
     }
 
 

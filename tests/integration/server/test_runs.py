@@ -236,6 +236,21 @@ async def test_listing_is_newest_first_and_pages(client: Client) -> None:
     assert (await client.get("/v1/runs", params={"status": "odd"})).status_code == 400
 
 
+async def test_recordings_do_not_hide_older_runs(client: Client) -> None:
+    made = [(await client.run("conformance-noop"))["runId"] for _ in range(2)]
+
+    def record() -> None:
+        for _ in range(110):
+            client.host.app.record(str, "hello")
+
+    await asyncio.to_thread(record)
+    made.append((await client.run("conformance-noop"))["runId"])
+    listed = (await client.get("/v1/runs", params={"limit": 2})).json()["runs"]
+    assert [run["runId"] for run in listed] == [made[2], made[1]]
+    rest = (await client.get("/v1/runs", params={"limit": 50, "before": made[2]})).json()["runs"]
+    assert [run["runId"] for run in rest] == [made[1], made[0]]
+
+
 async def test_headers_are_careful_and_health_is_open(client: Client) -> None:
     answer = await client.get("/healthz")
     assert answer.headers["x-content-type-options"] == "nosniff"
