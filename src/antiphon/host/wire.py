@@ -1,4 +1,4 @@
-"""JSON as the host reads, sends and keeps it: whole numbers of any size stay what they are (RFC 8259 has no limit).
+"""JSON as the host reads, sends and keeps it: whole numbers of up to 4,300 characters stay what they are.
 
 Only 64 bits fit into the log; a larger number is kept as ``{"$int": "digits"}``, and an object of a user that looks
 like that as ``{"$int": [value]}``, so that one is never taken for the other.
@@ -26,12 +26,11 @@ _DIGITS = re.compile(r"-?[0-9]{1,4300}")
 
 
 def from_json(data: bytes) -> Any:
-    """A document of a client; a ``ValueError`` says that it is none."""
-    value = orjson.loads(data)
+    """A document of a client; a ``ValueError`` says why it cannot be read."""
     if _LARGE not in data.translate(_AS_ZEROS):  # a tenth of the time of a regular expression
-        return value
+        return orjson.loads(data)
     try:
-        return msgspec.json.decode(data)  # orjson makes a float of a large number
+        return msgspec.json.decode(data)  # orjson makes a float of a large number, or refuses it
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
 

@@ -218,6 +218,8 @@ NUMBERS: list[Any] = [
     2**64,
     -(2**63) - 1,
     9007199254740993,
+    10**399,
+    -(10**4298),
     {"$int": "5"},
     {"$int": str(LARGE)},
     {"$int": ["5"]},
@@ -231,6 +233,16 @@ NUMBERS: list[Any] = [
 async def test_large_numbers_and_their_look_alikes_are_kept(client: Client) -> None:
     for place, number in enumerate(NUMBERS):
         await _is_kept(client, number, place)
+
+
+@pytest.mark.parametrize(
+    ("number", "why"), [("1" * 4301, "out of range"), ("1e400", "infinity"), ("1" * 20 + ",]", "malformed")]
+)
+async def test_a_body_that_cannot_be_read_says_why(client: Client, number: str, why: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = await client.post("/v1/runs", content=f'{{"workflowId":"w","inputs":{{"n":{number}}}}}', headers=headers)
+    assert (answer.status_code, answer.json()["error"]) == (400, "invalid_json")
+    assert why in answer.json()["message"]
 
 
 async def _is_kept(client: Client, number: Any, place: int) -> None:

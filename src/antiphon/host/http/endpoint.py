@@ -198,8 +198,8 @@ async def body_of(request: Request, host: Host) -> dict[str, Any]:
     request.state.raw = data
     try:
         value = from_json(data)
-    except ValueError:
-        raise Rejected(400, "invalid_json", "The body is not JSON (RFC 8259, UTF-8).") from None
+    except ValueError as problem:
+        raise Rejected(400, "invalid_json", f"The body cannot be read as JSON (RFC 8259, UTF-8): {problem}.") from None
     if not isinstance(value, dict):
         raise InvalidInput("The body must be a JSON object.", path="$")
     return value
