@@ -21,6 +21,7 @@ from antiphon._gateway.outcome import Outcome
 from antiphon._gateway.plan import Dependencies, OldPlace, Options, Plan, Plans
 from antiphon._gateway.report import About
 from antiphon._gateway.settings import Settings
+from antiphon._gateway.settlement import hold_anew
 from antiphon._gateway.source import Opened
 from antiphon._gateway.steps import Step
 from antiphon._gateway.streams import AsyncStream, StreamState, SyncStream
@@ -88,7 +89,17 @@ class BaseGateway:
             call.extras.interrupt = None  # of an earlier try
             run_sync(call, SyncWorld(plans, feed, journal), step)
 
+        def regain(journal: SyncJournal, call: GuardedCall) -> bool:
+            rest, step = hold_anew(call)
+            resume(journal, rest, step)
+            if rest.version and plans.leases.holds(call):
+                call.version = rest.version
+                if call.extras.late is not None:
+                    call.extras.late.fences.add(rest.version)
+            return rest.version > 0
+
         plans.leases.resume = resume
+        plans.leases.regain = regain
         self._beside: SyncWorld = SyncWorld(plans, feed)
         beside = self._beside
         """What the thread of shadow mode reaches."""

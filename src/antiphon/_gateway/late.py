@@ -35,7 +35,10 @@ class LateResult:
         self.doubts: set[int] = set() if before is None else before.doubts
         """The attempts of the call that may have had an effect."""
         self._number = call.number
-        self._identity, self._fence = call.identity, call.version
+        self.fences: set[int] = set() if before is None else before.fences
+        """The versions of the call's claim: it has a further one if the store lost it."""
+        self.fences.add(call.version)
+        self._identity = call.identity
         self._store, self._results, self._reporter = plan.plans.store, plan.results, plan.reporter
         self._fingerprints = plan.plans.fingerprints
         self._now_ms = plan.now_ms
@@ -63,7 +66,7 @@ class LateResult:
         """Whether the record was still waiting for this result."""
         found = journal.read(self.key, self._identity)
         record = None if found is None else found.own
-        if record is None or record.fence != self._fence or record.state in ("done", "inflight"):
+        if record is None or record.fence not in self.fences or record.state in ("done", "inflight"):
             return False
         if error is None:
             settlement = self._success(value)

@@ -113,6 +113,8 @@ class Leases:
         self._unfinished: list[Left] = []
         self.resume: Callable[[SyncJournal, Any, Any], None] = _nothing
         """Goes on with a call on this thread's journal."""
+        self.regain: Callable[[SyncJournal, Any], bool | None] = _nothing
+        """Finds the claim of a running call, or writes it anew if the store has lost it; whether it has one now."""
         watched = attached and not store.in_process
         self.breaker: StoreBreaker = StoreBreaker(store.url, clock, on=watched, wake=self._hurry)
         self._place = f"{store.url} {getattr(store, 'prefix', '')}"
@@ -187,6 +189,8 @@ class Leases:
                 return pause
             if not self._finish_due(self.journal(), now):  # first what is known: a redelivery should find it
                 return BREAKER_PAUSE_S
+            self._due.update(dict.fromkeys(list(self._held), now))  # it may have come back without the claims
+            self.renew_due(self.journal(), now)
             self.breaker.close()
             self._hurry()
         else:
@@ -313,6 +317,9 @@ class Leases:
         every = call.renew_every
         try:
             kept = journal.renew(call.key, call.version, call.lease_ms)
+            if not kept and call in self._held and self.regain(journal, call):
+                log.warning("the store had lost the claim of %s; it was written anew", call.tool_name)
+                kept = True
         except StoreError as error:
             self.breaker.failed(error)
             log.warning("lease of %s not renewed, will try again: %s", call.tool_name, error)

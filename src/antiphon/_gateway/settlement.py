@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+from collections.abc import Sequence
 from copy import copy
 
 from antiphon._gateway import approval, codec
@@ -237,16 +238,35 @@ def leave(call: GuardedCall, settlement: Settlement, taken: int = 0, after_s: fl
 
     It works on a copy: the call goes on, or is over.
     """
-    rest = copy(call)
+    rest = _rest_of(call, settlement)
     if not call.extras.left:
         rest.started = call.plan.monotonic()
+    step = Read(rest.key, rest.identity, stands) if rest.version else Reclaim(rest, taken, (), anew)
+    call.plan.plans.leases.finish(rest, step, after_s)
+
+
+def hold_anew(call: GuardedCall) -> tuple[GuardedCall, Step]:
+    """A copy of a running call that finds its claim, or writes it anew if the store has lost it.
+
+    Its version is that of the claim then; 0: the claim is another's by now, or was settled or cleared.
+    """
+    rest = _rest_of(call, None)
+    asked = call.extras.asked
+    if asked is not None:
+        asked = rest.extras.asked = copy(asked)
+        asked.spending = asked.spent
+    return rest, Read(rest.key, rest.identity, stands)
+
+
+def _rest_of(call: GuardedCall, settlement: Settlement | None) -> GuardedCall:
+    """A copy of which nobody is told: only the record matters."""
+    rest = copy(call)
     rest.extras = Extras()
     rest.extras.left = True
     rest.settlement = settlement
     rest.run = rest.turn = rest.guard = None
     rest.value = NOTHING
-    step = Read(rest.key, rest.identity, stands) if rest.version else Reclaim(rest, taken, (), anew)
-    call.plan.plans.leases.finish(rest, step, after_s)
+    return rest
 
 
 def keep_out(call: GuardedCall, found: Existing) -> None:
@@ -264,16 +284,15 @@ def keep_out(call: GuardedCall, found: Existing) -> None:
 
 
 def stands(call: GuardedCall, reply: Existing | None) -> Step:
-    """What there is of a record that could not be settled, or would not be."""
+    """What there is of a record that could not be settled or renewed, or would not be."""
     settlement = call.settlement
-    assert settlement is not None
     if reply is None:
         return Forgotten(call, call.version, _lost)
-    record = reply.own or reply.current
+    record = reply.current if settlement is None else reply.own or reply.current
     if is_in_flight_for(call, record):
         first = record.version == call.version  # else it was lost, and begun anew
-        return Mark(call.key, record.version, settlement, _stood, call.events if first else ())
-    if record.fence != call.version:
+        return _held(call, record.version, call.events if first else ())
+    if settlement is None or record.fence != call.version:
         return _stood(call, None)
     certain = settlement.state != "failed" or settlement.error is None or settlement.error[0] != UNKNOWN_CODE
     if is_unknown(record) and certain:
@@ -288,7 +307,6 @@ def _lost(call: GuardedCall, forgotten: bool) -> Step:
 
 def anew(call: GuardedCall, reply: Begun) -> Step:
     """A claim of its own to write the outcome to; a request that is still under way finds it, and claims nothing."""
-    assert call.settlement is not None
     if isinstance(reply, Claimed):
         version = reply.version
     elif isinstance(reply, Existing) and is_in_flight_for(call, reply.current):
@@ -297,7 +315,14 @@ def anew(call: GuardedCall, reply: Begun) -> Step:
         if isinstance(reply, Existing) and not call.version:
             keep_out(call, reply)
         return _stood(call, None)
-    return Mark(call.key, version, call.settlement, _stood)
+    return _held(call, version)
+
+
+def _held(call: GuardedCall, version: int, events: Sequence[Row] = ()) -> Step:
+    """The claim is the call's own: write its outcome, if it has one by now."""
+    if call.settlement is None:
+        return _stood(call, version)
+    return Mark(call.key, version, call.settlement, _stood, events)
 
 
 def is_in_flight_for(call: GuardedCall, record: DedupeRecord) -> bool:
@@ -307,6 +332,7 @@ def is_in_flight_for(call: GuardedCall, record: DedupeRecord) -> bool:
 
 def _stood(call: GuardedCall, version: int | None) -> Step:
     if call.extras.left:
+        call.version = version or 0
         return DONE
     call.off_path().looked = True
     return settled(call, version)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import redis
 from msgspec import structs
 
+import antiphon
+from antiphon.contract.spec import Ttls
 from antiphon.errors import ConfigError, StoreUnavailable
 from antiphon.ports import Begun, Settlement
 from antiphon.stores import RedisStore
@@ -174,6 +178,42 @@ def test_restart_in_the_middle_keeps_claims_and_nobody_wins_twice(face: Face, va
         assert await journal.settle("k", held.version, done()) is not None
 
     in_face(face, RedisStore(server.url, retry_timeout_s=0.1), work)
+
+
+@pytest.mark.parametrize("lease_ms", [1_500, 120_000])
+def test_a_restart_without_persistence_loses_no_claim_of_a_running_call(lease_ms: int, valkey_server: Start) -> None:
+    """The renewal writes it anew; with a long lease the end of the outage, which another call has seen, does."""
+    server = valkey_server()
+    gateways = [antiphon.Gateway(store=RedisStore(server.url, retry_timeout_s=0.1)) for _ in range(2)]
+    go = threading.Event()
+    done: list[str] = []
+
+    def tool(gateway: antiphon.Gateway) -> Callable[[str], str]:
+        @gateway.tool(idempotent=False, key="order", ttl=Ttls(lease_ms=lease_ms))
+        def pay(order: str) -> str:
+            done.append(order)
+            assert go.wait(20)
+            return "paid"
+
+        return pay
+
+    holder, other = [tool(gateway) for gateway in gateways]
+    journal = RedisStore(server.url).open_sync()
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(holder, "o1")
+        until_sync(lambda: done == ["o1"])
+        server.kill()
+        if lease_ms > 100_000:
+            with pytest.raises(StoreUnavailable):
+                holder("o2")
+        server.start()
+        until_sync(lambda: [one.state for one in journal.list(tenant="default", state="inflight")] == ["inflight"])
+        second = threads.submit(other, "o1")
+        go.set()
+        assert (first.result(20), second.result(20), done) == ("paid", "paid", ["o1"])
+    journal.close()
+    for gateway in gateways:
+        gateway.close()
 
 
 async def test_settle_waits_out_a_restart(valkey_server: Start) -> None:
@@ -493,8 +533,6 @@ def _port(url: str) -> int:
 
 def _heal_soon(proxy: FaultProxy, face: Face) -> Callable[[], Any]:
     """Let the network behave again in a moment; returns how to wait for it."""
-    import threading
-
     timer = threading.Timer(0.2, proxy.heal)
     timer.start()
 

@@ -16,10 +16,12 @@ from antiphon._gateway.call import new_call
 from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.owner import certainly_alive, certainly_dead, owner_token
 from antiphon._gateway.plan import Dependencies
-from antiphon.contract.spec import Ttls
+from antiphon.contract.approval import spent_by
+from antiphon.contract.spec import RetryPolicy, Ttls
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import MemoryStore
-from tests.unit.gateway.kit import AsyncRig, Hold, Rig, Thread, in_thread, request_of
+from tests.unit.gateway.heard import Steps
+from tests.unit.gateway.kit import AsyncRig, Hold, ManualClock, Rig, Thread, in_thread, request_of
 from tests.unit.gateway.test_outage import Faulty
 
 LEASE = Ttls(lease_ms=3_000)
@@ -200,6 +202,138 @@ async def test_leases_of_the_asynchronous_face_are_renewed_from_outside_the_loop
     assert (await rig.execute(call_id="c2", mode="bestEffort")).code == "in_flight"
     gate.set()
     assert (await task).content == "ada"
+
+
+# -- a store that lost the claim --------------------------------------------------------------------------------------
+
+
+def forgetful(kind: type[Rig] = Rig) -> tuple[Rig, Faulty]:
+    """A store that can restart empty (``forget_everything``) and then does not know what it had."""
+    clock = ManualClock()
+    store = Faulty(MemoryStore(clock=clock))
+    store.inner.open_sync().forgotten = lambda request, version: False  # type: ignore[method-assign]
+    return kind(store=store, clock=clock), store
+
+
+def test_a_claim_that_the_store_lost_is_written_anew_while_its_call_runs(caplog: pytest.LogCaptureFixture) -> None:
+    rig, store = forgetful()
+    hold, thread = running(rig)
+    before = rig.records()[0]
+    store.inner.forget_everything()
+    rig.clock.advance(1.1)
+    look(rig)
+    assert "the store had lost the claim of tools/send; it was written anew" in caplog.text
+    found = rig.records()[0]
+    assert (found.state, found.owner, found.request.identity) == ("inflight", before.owner, before.request.identity)
+    for _ in range(5):  # and it is renewed
+        rig.clock.advance(1.1)
+        look(rig)
+    assert rig.execute(call_id="c2", mode="bestEffort").code == "in_flight"
+    hold.go.set()
+    result = thread.result()
+    assert (result.content, result.output.metadata) == ("done", None)
+    assert [record.state for record in rig.records()] == ["done"]
+    assert rig.execute(call_id="c1").content == "done"
+
+
+def test_a_claim_that_an_operator_cleared_is_not_written_anew(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    hold, thread = running(rig)
+    rig.store.open_sync().clear(rig.records()[0].key)
+    rig.clock.advance(1.1)
+    look(rig)
+    assert "lease of tools/send was lost; its result will be fenced" in caplog.text
+    assert rig.records() == []
+    hold.go.set()
+    assert thread.result().output.metadata == {"fenced": True}
+
+
+def test_a_lost_claim_that_another_call_has_by_now_is_the_others() -> None:
+    rig, store = forgetful()
+    hold, thread = running(rig)
+    store.inner.forget_everything()
+    rig.store.open_sync().begin(request_of(rig, identity="another", owner="another"))
+    rig.clock.advance(1.1)
+    look(rig)
+    assert not rig.leases._held
+    assert rig.records()[0].owner.endswith("another")
+    hold.go.set()
+    assert thread.result().output.metadata == {"fenced": True}
+
+
+def test_a_lost_claim_is_written_when_the_store_takes_it(caplog: pytest.LogCaptureFixture) -> None:
+    rig, store = forgetful()
+    hold, thread = running(rig)
+    store.inner.forget_everything()
+    store.fail("begin")
+    rig.clock.advance(1.1)
+    look(rig)
+    assert "lease of tools/send not renewed, will try again" in caplog.text
+    store.lost.add("begin")
+    store.broken.clear()
+    for _ in range(2):  # the first one is carried out, but its answer gets lost
+        rig.clock.advance(1.0)
+        look(rig)
+    assert rig.execute(call_id="c2", mode="bestEffort").code == "in_flight"
+    hold.go.set()
+    assert thread.result().content == "done"
+    assert [record.state for record in rig.records()] == ["done"]
+
+
+async def test_a_lost_claim_of_the_asynchronous_face_is_written_anew() -> None:
+    import asyncio
+
+    rig, store = forgetful(AsyncRig)
+    gate = asyncio.Event()
+
+    @rig.gateway.tool("send", idempotent=False, ttl=LEASE)
+    async def send(to: str) -> str:
+        await gate.wait()
+        return to
+
+    task = asyncio.ensure_future(rig.execute(call_id="c1"))
+    await asyncio.sleep(0)
+    store.inner.forget_everything()
+    rig.clock.advance(1.1)
+    rig.gateway._plans.leases.look()
+    assert (await rig.execute(call_id="c2", mode="bestEffort")).code == "in_flight"
+    gate.set()
+    assert (await task).content == "ada"
+    assert (await rig.execute(call_id="c1")).content == "ada"
+
+
+def test_a_late_result_reaches_a_claim_that_was_written_anew() -> None:
+    rig, store = forgetful()
+    hold = Hold()
+
+    def send(**_: Any) -> str:
+        store.inner.forget_everything()
+        rig.clock.advance(1.1)
+        look(rig)
+        hold.wait_here()
+        return "late"
+
+    rig.tool(send, ttl=LEASE, timeout=0.3, retry=RetryPolicy(max_attempts=1))
+    assert rig.execute(call_id="c1").code == "outcome_unknown"
+    hold.go.set()
+    Steps().until_met(lambda: bool(rig.ears.of("tool_call_late_result")))
+    assert rig.execute(call_id="c1").content == "late"
+
+
+def test_a_claim_that_was_written_anew_keeps_the_approval_it_has_spent() -> None:
+    rig, store = forgetful()
+    hold = Hold()
+    rig.tool(hold.then("done"), ttl=LEASE, approve="always", approver=lambda question: True)
+    thread = in_thread(lambda: rig.execute(call_id="c1"))
+    hold.until_reached()
+    before = spent_by(rig.records()[0])
+    assert before is not None
+    store.inner.forget_everything()
+    rig.clock.advance(1.1)
+    look(rig)
+    assert spent_by(rig.records()[0]) == before
+    hold.go.set()
+    assert thread.result().content == "done"
 
 
 # -- owners ---------------------------------------------------------------------------------------------------------
