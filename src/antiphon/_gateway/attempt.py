@@ -19,7 +19,7 @@ from antiphon.contract.result import Retried, Status
 from antiphon.decide.breaker import Breaker, Permit, Refusal
 from antiphon.decide.classify import is_control_flow
 from antiphon.decide.failure import Failure, timed_out
-from antiphon.decide.retry import Retry, Stop, after_failure
+from antiphon.decide.retry import Retry, Stop, after_failure, pause_ms
 from antiphon.errors import Paused
 
 
@@ -415,12 +415,15 @@ def note(call: GuardedCall, now: float, code: str, retriable: bool) -> None:
 def _vote(call: GuardedCall, failure: Failure | None) -> None:
     """Report a failed attempt; ``None`` gives the permits back without a vote."""
     now = call.plan.monotonic()
+    pause = None
+    if failure is not None and failure.breaker_vote == "rate_only":
+        pause = pause_ms(failure, call.plan.tool.retry)
     for breaker, permit in call.permits:
         if failure is None:
             moves = breaker.neutral(permit, now)
         else:
-            moves = breaker.failure(permit, now, failure.breaker_vote, failure.retry_after_ms)
-        if moves:
+            moves = breaker.failure(permit, now, failure.breaker_vote, pause)
+        if moves or pause:  # others see the pause, too
             _moved(call, breaker, moves)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.result import Status
-from antiphon.decide.breaker import Refusal
+from antiphon.decide.breaker import THROTTLED_REASON, Refusal
 from antiphon.errors import Paused, StoreError, ToolDeniedError
 
 UNKNOWN_HINT = (
@@ -173,8 +173,13 @@ def circuit_open(tool: str, refusal: Refusal) -> Outcome:
     state, reason, retry_after_ms, _ = refusal
     wait = f" Try again in {retry_after_ms / 1000:.1f} s." if retry_after_ms else ""
     said = f" ({reason})" if reason else ""
-    why = "an operator or its settings forced it open" if state == "FORCED_OPEN" else "it failed too often"
-    message = f"The circuit breaker of {tool} is open{said}: {why}. The call was not made.{wait}"
+    if reason == THROTTLED_REASON:
+        what = f"{tool} is paused: it asked to wait (Retry-After)"
+    elif state == "FORCED_OPEN":
+        what = f"The circuit breaker of {tool} is open{said}: an operator or its settings forced it open"
+    else:
+        what = f"The circuit breaker of {tool} is open{said}: it failed too often"
+    message = f"{what}. The call was not made.{wait}"
     outcome = failed("circuit_open", "circuit_open", message, retriable=True)
     outcome.breaker = state
     return outcome

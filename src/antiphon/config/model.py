@@ -79,7 +79,7 @@ class RetrySection(Section, frozen=True):
     max_elapsed_ms: Count = 30_000
     """No attempt starts later than this after the first one."""
     retry_after_cap_ms: Count = 30_000
-    """Longest ``Retry-After`` that is honoured; a longer one ends the call."""
+    """Longest ``Retry-After`` that is honoured; a longer one ends the call and pauses the tool for this long."""
     retriable_codes: tuple[str, ...] = ()
     """Additional error codes that are retried."""
     terminal_codes: tuple[str, ...] = ()

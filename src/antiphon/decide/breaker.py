@@ -15,8 +15,8 @@ attempt has failed (a success never opens a breaker):
 - among the last ``window_calls`` attempts there are at least ``min_calls``, and failures are ``rate`` or more.
 
 A 429 counts in the rate, neither prolongs nor ends a row of failures, fails a probe, and its Retry-After
-pauses the dependency ("throttled") without a change of state. A cancelled attempt gives its permit back and
-does not vote. Refused calls change nothing.
+pauses the dependency ("throttled") without a change of state; a reset ends the pause. A cancelled attempt
+gives its permit back and does not vote. Refused calls change nothing.
 
 Each period between two changes of state has its own counters, and a permit carries those of the period it
 was given in: a late result is counted in a period that is over. A probe has a lease; one
@@ -39,6 +39,7 @@ from antiphon.decide.failure import Vote
 
 RESET_REASON = "reset"
 CONFIGURED_REASON = "configured"
+THROTTLED_REASON = "throttled: the dependency asked to wait"
 _EARLY_S = 0.005
 """Timers may fire a tick early: a caller that slept for the whole Retry-After is let through."""
 _HALF_OPEN_RETRY_MS = 1_000
@@ -70,7 +71,7 @@ class Snapshot(NamedTuple):
     state: BreakerStateName
     epoch: int
     remaining_ms: int
-    """To the end of the cool-down, or of a forced state (there 0 = no end)."""
+    """To the end of the cool-down, of a pause that was asked for, or of a forced state (there 0 = no end)."""
     reason: str
 
 
@@ -172,7 +173,10 @@ class Breaker:
     def failure(
         self, permit: Permit, now: float, vote: Vote = "failure", retry_after_ms: int | None = None
     ) -> tuple[Transition, ...]:
-        """The attempt failed; *vote* is :attr:`antiphon.decide.failure.Failure.breaker_vote`."""
+        """The attempt failed; *vote* is :attr:`antiphon.decide.failure.Failure.breaker_vote`.
+
+        *retry_after_ms*: how long to leave the dependency alone (:func:`antiphon.decide.retry.pause_ms`).
+        """
         if vote == "success":
             return self.success(permit, now)
         if vote == "none":
@@ -191,6 +195,7 @@ class Breaker:
                 return moves
             if vote == "rate_only" and retry_after_ms:
                 self._throttled = max(self._throttled, now + retry_after_ms / 1000)
+                self.reason = THROTTLED_REASON
                 self.pass_for_all = None
             why = self._tripped(now)
             return moves + self._open(now, why) if why else moves
@@ -223,6 +228,8 @@ class Breaker:
         """What to keep and to share."""
         with self._lock:
             state, until = self._projected(now)
+            if state == "CLOSED" and self._throttled > now:
+                until = self._throttled
             left = 0 if math.isinf(until) else max(0, math.ceil((until - now) * 1000))
             return Snapshot(state, self.epoch, left, self.reason)
 
@@ -241,6 +248,8 @@ class Breaker:
             if epoch < self.epoch or (epoch == self.epoch and not (forced and self.state != "FORCED_OPEN")):
                 return moves
             reset = state == "CLOSED" and reason.startswith(RESET_REASON)
+            if reset:
+                self._throttled = -math.inf
             if self.state == "FORCED_OPEN" and not forced and not reset:
                 self.epoch = epoch
                 return moves + self._enter("FORCED_OPEN", self.reason, self._until)
@@ -248,11 +257,13 @@ class Breaker:
             until = now + remaining_ms / 1000
             if target == "CLOSED" or (forced and not remaining_ms):
                 until = math.inf
-            if target == self.state:
+            same = target == self.state
+            if same and not reset:
                 self.epoch, self._until, self.reason = epoch, until, reason
                 return moves
             self.epoch = epoch - 1
-            return moves + self._enter(target, reason, until)
+            entered = self._enter(target, reason, until)
+            return moves if same else moves + entered
 
     # -- the machine (under the lock) --------------------------------------------------------------------------------
 
@@ -281,7 +292,7 @@ class Breaker:
         if state == "OPEN" and now < until:
             return _new(Refusal, (state, self.reason, _ms((until if until > throttled else throttled) - now), ()))
         if now < throttled:
-            return Refusal("OPEN", "throttled: the dependency asked to wait", _ms(self._throttled - now))
+            return Refusal("OPEN", THROTTLED_REASON, _ms(self._throttled - now))
         if state == "HALF_OPEN" and len(self._probes) >= self.policy.probes:
             lease = min(probe.lease_until for probe in self._probes)
             return Refusal(state, "a probe is under way", min(_HALF_OPEN_RETRY_MS, _ms(lease - now)))

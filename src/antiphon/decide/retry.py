@@ -97,6 +97,12 @@ def after_failure(
     return step
 
 
+def pause_ms(failure: Failure, policy: RetryPolicy) -> int | None:
+    """How long the dependency is left alone: as long as it asked for, up to the cap of the policy."""
+    asked = failure.retry_after_ms
+    return None if asked is None else min(asked, policy.retry_after_cap_ms)
+
+
 def _stopped(failure: Failure, safe: bool, breaker_open: bool, attempt: int, allowed: int) -> Stop | None:
     """Rows 2 to 6."""
     if not failure.retriable:

@@ -205,13 +205,16 @@ class Comparison(RuleBasedStateMachine):
                 self.breaker.success(permit, self.now)
                 self.model.tell(ticket, self.now, "success")
 
-    @rule(what=st.sampled_from(["reset", "force", "force for two seconds"]), often=st.integers(0, 4))
+    @rule(what=st.sampled_from(["reset", "reset elsewhere", "force", "force for two seconds"]), often=st.integers(0, 4))
     def operator(self, what: str, often: int) -> None:
         if often:
             return
         self.model.tick(self.now)
-        if what == "reset":
-            self.breaker.reset(self.now)
+        if what.startswith("reset"):
+            if what == "reset":
+                self.breaker.reset(self.now)
+            else:
+                self.breaker.adopt("CLOSED", self.breaker.export(self.now).epoch + 2, 0, "reset: over", self.now)
             self.model.throttled = -math.inf
             self.model.enter("CLOSED")
             return
@@ -228,6 +231,8 @@ class Comparison(RuleBasedStateMachine):
         projected.__dict__.update(self.model.__dict__, probes=dict(self.model.probes))
         projected.tick(self.now)
         assert state.state == projected.state
+        if state.state == "CLOSED":
+            assert state.remaining_ms == math.ceil(max(0.0, self.model.throttled - self.now) * 1000)
         assert state.epoch >= self.epoch, "epochs only grow"
         self.epoch = state.epoch
         assert len(self.breaker._probes) <= POLICY.probes

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.contract.spec import READ_BREAKER, WRITE_BREAKER, BreakerPolicy, ToolSpec
-from antiphon.decide.breaker import Breaker, Permit, Refusal, Snapshot, Transition
+from antiphon.decide.breaker import THROTTLED_REASON, Breaker, Permit, Refusal, Snapshot, Transition
 from antiphon.decide.failure import Vote
 
 
@@ -569,6 +569,30 @@ def test_throttled_until_just_before_the_time_is_up() -> None:
     breaker.failure(permit(breaker, 0.0), 0.0, "rate_only", 1_000)
     assert refusal(breaker, 0.9949).retry_after_ms == 6
     assert isinstance(breaker.permit(1.0 - 0.005), Permit)
+
+
+def test_a_pause_is_told_without_a_change_of_state() -> None:
+    breaker = Breaker()
+    breaker.failure(permit(breaker, 0.0), 0.0, "rate_only", 10_000)
+    assert breaker.export(4.0) == Snapshot("CLOSED", 0, 6_000, THROTTLED_REASON)
+    assert breaker.export(10.0) == Snapshot("CLOSED", 0, 0, THROTTLED_REASON)
+
+
+def test_a_reset_elsewhere_ends_a_pause_and_starts_anew() -> None:
+    breaker = Breaker()
+    fail(breaker, 0.0, 4)
+    breaker.failure(permit(breaker, 0.0), 0.0, "rate_only", 10_000)
+    assert breaker.adopt("CLOSED", 1, 0, "reset: it is back", 1.0) == (), "it was closed and is closed"
+    assert breaker.export(1.0) == Snapshot("CLOSED", 1, 0, "reset: it is back")
+    assert breaker.pass_for_all is not None, "nobody has to ask"
+    assert fail(breaker, 1.0) == (), "failures before the reset do not count"
+
+
+def test_what_else_is_told_does_not_end_a_pause() -> None:
+    breaker = Breaker()
+    breaker.failure(permit(breaker, 0.0), 0.0, "rate_only", 10_000)
+    assert breaker.adopt("CLOSED", 1, 0, "2 good probes", 1.0) == ()
+    assert refusal(breaker, 1.0).reason == THROTTLED_REASON
 
 
 def test_a_caller_is_sent_away_for_the_rest_of_a_short_probe() -> None:

@@ -99,6 +99,19 @@ class ThrottleIsFailure(Breaker):
         return super().failure(permit, now, "failure" if vote == "rate_only" else vote, retry_after_ms)
 
 
+class ResetElsewhereKeepsThePause(Breaker):
+    """What an operator resets stays throttled in all processes but one."""
+
+    __slots__ = ()
+
+    def adopt(self, *row: Any, **options: Any) -> tuple[Transition, ...]:
+        throttled = self._throttled
+        moves = super().adopt(*row, **options)
+        if throttled != self._throttled:
+            self._throttled, self.pass_for_all = throttled, None
+        return moves
+
+
 PLANTED = [
     NoEpoch,
     CancelledIsSuccess,
@@ -107,6 +120,7 @@ PLANTED = [
     LostProbe,
     RefusalsExtend,
     ThrottleIsFailure,
+    ResetElsewhereKeepsThePause,
 ]
 
 

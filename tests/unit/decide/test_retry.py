@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from antiphon.contract.spec import RetryPolicy
 from antiphon.decide import retry as module
 from antiphon.decide.classify import Failure, timed_out
-from antiphon.decide.retry import Retry, Stop, TokenBucket, after_failure, delay_ms
+from antiphon.decide.retry import Retry, Stop, TokenBucket, after_failure, delay_ms, pause_ms
 
 POLICY = RetryPolicy()
 
@@ -328,3 +328,9 @@ def test_every_stop_reason_is_reachable() -> None:
     assert isinstance(last, Stop)
     seen.add(last.reason)
     assert seen == set(module.StopReason.__args__)  # type: ignore[attr-defined]
+
+
+@given(asked=st.one_of(st.none(), st.integers(0, 10**12)), cap=st.integers(0, 100_000))
+def test_a_dependency_is_left_alone_as_long_as_it_asks_up_to_the_cap(asked: int | None, cap: int) -> None:
+    pause = pause_ms(THROTTLED._replace(retry_after_ms=asked), RetryPolicy(retry_after_cap_ms=cap))
+    assert pause == (None if asked is None else asked if asked < cap else cap)

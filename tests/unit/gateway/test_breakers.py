@@ -9,7 +9,7 @@ import pytest
 from antiphon._gateway.breakers import Breakers
 from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.settings import Settings, ToolOverride
-from antiphon.contract.spec import BreakerPolicy
+from antiphon.contract.spec import BreakerPolicy, RetryPolicy
 from antiphon.ports import BreakerRow
 from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import HttpError, ManualClock, Rig
@@ -89,7 +89,42 @@ def test_a_429_pauses_the_dependency_until_retry_after() -> None:
     assert (throttled.status, throttled.attempts) == ("retriable_error", 1)  # longer than the cap: stop
     paused = rig.execute(params={"to": "2"})
     assert (paused.status, paused.attempts) == ("circuit_open", 0)
-    rig.clock.advance(60)
+    assert paused.error.message == (
+        "tools/send is paused: it asked to wait (Retry-After). The call was not made. Try again in 30.0 s."
+    )
+    rig.clock.advance(30)  # the cap
+    assert rig.execute(params={"to": "2"}).content == "fine"
+    assert len(script) == 2
+
+
+def test_a_probe_that_is_asked_to_wait_keeps_the_breaker_open_up_to_the_cap() -> None:
+    rig = Rig()
+    answers = [HttpError(503)] * 5 + [HttpError(429, Retry_After="99999999"), "fine"]
+    rig.tool(*answers, idempotent=True, effect="write", retry=RetryPolicy(retry_after_cap_ms=40_000))
+    fail(rig, 5)
+    rig.clock.advance(15)
+    rig.execute(params={"to": "probe"})
+    rig.clock.advance(39.9)
+    assert rig.execute(params={"to": "next"}).status == "circuit_open"
+    rig.clock.advance(0.1)
+    assert rig.execute(params={"to": "next"}).content == "fine"
+
+
+def test_operators_see_a_pause_and_a_reset_ends_it() -> None:
+    store = Durable()
+    rig = Rig(store=store)
+    script = rig.tool(HttpError(429, Retry_After="20"), "fine", idempotent=False, retry=RetryPolicy(max_attempts=1))
+    rig.execute(params={"to": "1"})
+    [row] = rows(store).values()
+    assert (row.key.partition("#")[0], row.state) == ("tool/tools/send", "CLOSED")
+    assert (row.reason, row.until_ms - rig.clock.now_ms()) == ("throttled: the dependency asked to wait", 20_000)
+    assert Breakers(rig.clock, quorum=1).adopt([row._replace(key="tool/tools/send#other")]) == [], (
+        "it binds nobody else"
+    )
+    act = BreakerRow("tool/tools/send", "CLOSED", row.epoch + 1, 0, "reset: it is back", rig.clock.now_ms())
+    store.open_sync().save_breaker("default", act)
+    assert rig.execute(params={"to": "2"}).status == "circuit_open"
+    rig.clock.advance(1.1)
     assert rig.execute(params={"to": "2"}).content == "fine"
     assert len(script) == 2
 
