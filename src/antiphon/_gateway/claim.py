@@ -200,12 +200,12 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
             return _spend(call, version, found, got.now_ms)
         case rules.Pending(version, found):
             return _pending(call, version, found)
-        case rules.Wait(version, left_ms):
+        case rules.Wait(_, left_ms):
             if is_of_process(got.current.owner, call.template.owner) and is_waited_for(call.key):
                 return answered(call, outcomes.reentrant(name))
-            return _wait(call, version, left_ms / 1000)
+            return _wait(call, got.current, left_ms / 1000)
         case rules.Busy():
-            return answered(call, outcomes.in_flight(name, "the call does not wait"))
+            return _in_flight(call, got.current, "the call does not wait")
         case rules.Conflict(record) if plan.tool.spec.on_conflict != "independent":
             plan.reporter.conflict(call)
             return answered(call, outcomes.conflict(record.tool))
@@ -259,19 +259,24 @@ def _watched(call: GuardedCall, decision: rules.Decision) -> Step:
 # -- waiting -------------------------------------------------------------------------------------------------------
 
 
-def _wait(call: GuardedCall, version: int, seconds: float) -> Step:
-    """Wait for *version* to settle; the store wakes the waiter, which also looks by itself now and then."""
+def _wait(call: GuardedCall, found: DedupeRecord, seconds: float) -> Step:
+    """Wait for *found* to settle; the store wakes the waiter, which also looks by itself now and then."""
     plan, extras, deadline = call.plan, call.off_path(), call.policy.deadline
     if plan.plans.inline_kind == "sync" and _in_event_loop():
-        why = "a synchronous gateway does not wait inside an event loop"
-        return answered(call, outcomes.in_flight(plan.name, why))
-    extras.waited_for = extras.waited_for or version
+        return _in_flight(call, found, "a synchronous gateway does not wait inside an event loop")
+    extras.waited_for = extras.waited_for or found.version
     seconds, extras.look_s = min(seconds, extras.look_s), min(extras.look_s * 2, _LONGEST_LOOK_S)
     if deadline is not None:
         seconds = min(seconds, deadline - plan.monotonic())
         if seconds <= 0:
-            return answered(call, outcomes.in_flight(plan.name, "the deadline passed first"))
-    return Wait(call.key, version, seconds, _woken)
+            return _in_flight(call, found, "the deadline passed first")
+    return Wait(call.key, found.version, seconds, _woken)
+
+
+def _in_flight(call: GuardedCall, found: DedupeRecord, why: str) -> Step:
+    """Say that *found* is in flight; it is this very call if its identity is the same."""
+    redelivered = found.request.identity == call.identity
+    return answered(call, outcomes.in_flight(call.plan.name, why, redelivered=redelivered))
 
 
 def _woken(call: GuardedCall, _: None) -> Step:

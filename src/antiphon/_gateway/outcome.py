@@ -82,8 +82,14 @@ def reentrant(tool: str) -> Outcome:
     return failed("retriable_error", "in_flight", message, retriable=True, reason="reentrant")
 
 
-def in_flight(tool: str, why: str) -> Outcome:
+def in_flight(tool: str, why: str, *, redelivered: bool) -> Outcome:
+    """The call does not wait for the one in flight, of which it may be a redelivery."""
     message = f"An equal call of {tool} is in flight ({why}). This call was not made."
+    if redelivered:
+        message = (
+            f"This call of {tool} was made before and is still in flight ({why}). It was not made a second time. "
+            "Send it again later, with the same id or key, to get its result."
+        )
     return failed("retriable_error", "in_flight", message, retriable=True, reason="in_flight")
 
 

@@ -222,8 +222,33 @@ def test_best_effort_does_not_wait() -> None:
     hold.until_reached()
     busy = rig.execute(call_id="c2", mode="bestEffort")
     assert (busy.status, busy.code, busy.attempts, busy.error.retriable) == ("retriable_error", "in_flight", 0, True)
+    assert busy.error.message.endswith("This call was not made.")
     hold.go.set()
     leader.result()
+    assert len(script) == 1
+
+
+@pytest.mark.parametrize("named", [{"call_id": "c1"}, {"key": "k"}])
+@pytest.mark.parametrize("patience", ["none", "deadline"])
+def test_a_redelivery_of_a_running_call_is_told_that_the_call_was_made(named: Any, patience: str) -> None:
+    rig = Rig()
+    hold = Hold()
+    script = rig.tool(hold.then("sent"))
+    leader = in_thread(lambda: rig.execute(**named))
+    hold.until_reached()
+    deadline = {"deadline_at_ms": rig.clock.now_ms() + 5_000}
+    changes: dict[str, Any] = deadline if patience == "deadline" else {"mode": "bestEffort"}
+    again = in_thread(lambda: rig.execute(**named, **changes))
+    if patience == "deadline":
+        eventually(lambda: _waiting(rig), "the duplicate does not wait")
+        rig.clock.advance(6)
+    result = again.result()
+    assert (result.code, result.error.retriable) == ("in_flight", True)
+    assert "was made before and is still in flight" in result.error.message
+    assert "not made a second time" in result.error.message
+    hold.go.set()
+    leader.result()
+    assert rig.execute(**named).content == "sent"
     assert len(script) == 1
 
 
