@@ -126,7 +126,7 @@ def _undone(sagas: list[dict[str, Any]]) -> Iterator[str]:
             state = _UNDONE.get(write["state"], ui.red)(write["state"].ljust(width))
             yield f"  {state}  {ui.safe(write['tool'])} {ui.safe(write['call'])}"
             if write.get("why"):
-                yield f"    {_short(write['why'])}"
+                yield f"    {ui.safe(write['why'])}"
 
 
 def _in_bucket(arguments: argparse.Namespace) -> int:
@@ -353,7 +353,7 @@ def _sagas(run: dict[str, Any]) -> Iterator[str]:
         yield f"saga {ui.safe(saga['name'])}  {colour(ui.safe(state))}{told}"
         for write in saga["writes"]:
             if write.get("state") == "needs a person":
-                yield ui.red(_short(f"  needs a person: {write.get('tool')} {write.get('call')}: {write.get('why')}"))
+                yield ui.red(ui.safe(f"  needs a person: {write.get('tool')} {write.get('call')}: {write.get('why')}"))
         if state in ("interrupted", "stuck"):
             yield ui.yellow(f"  to undo what is left: antiphon runs undo {run['id']}")
 
