@@ -43,6 +43,8 @@ class Extras:
     """Seconds after which a waiter looks by itself whether the holder's process still exists."""
     waited_for = 0
     """The version in flight that this call has been waiting for."""
+    waits_long = False
+    """Whether the log says that this call has waited for long."""
     refusals = 0
     """How often the store has refused to change a record that it says is the current one."""
     reuse: Reuse | None = None

@@ -56,6 +56,11 @@ log = logging.getLogger("antiphon.gateway")
 _LONGEST_LOOK_S = 5.0
 _LONGEST_PAUSE_S = 1.0
 _MOST_REFUSALS = 32
+_LONG_WAIT = (
+    "a call of %s has waited for more than %.0f s for an equal call that is in flight, and goes on waiting: key %s, "
+    "owner %s. Its worker is slow, hangs, or waits in turn for a call of this process. To see it: antiphon claims list "
+    "--state inflight"
+)
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
@@ -270,6 +275,9 @@ def _wait(call: GuardedCall, found: DedupeRecord, seconds: float) -> Step:
         seconds = min(seconds, deadline - plan.monotonic())
         if seconds <= 0:
             return _in_flight(call, found, "the deadline passed first")
+    if not extras.waits_long and plan.monotonic() - call.started >= plan.lease_ms / 1000:
+        extras.waits_long = True
+        log.warning(_LONG_WAIT, plan.name, plan.lease_ms / 1000, call.fingerprint, found.owner)
     return Wait(call.key, found.version, seconds, _woken)
 
 

@@ -268,6 +268,33 @@ def test_an_enforced_wait_ends_at_the_waiters_deadline() -> None:
     leader.result()
 
 
+def test_a_long_wait_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    hold = Hold()
+    rig.tool(hold.then("sent"), ttl=Ttls(lease_ms=3_000))
+    leader = in_thread(lambda: rig.execute(call_id="c1"))
+    hold.until_reached()
+    (record,) = rig.records()
+    since, told = rig.clock.seconds, []
+
+    def wait(key: str, version: int, seconds: float) -> None:
+        rig.clock.advance(seconds)
+        rig.leases.look()
+        told.append((rig.clock.seconds - since, len(caplog.records)))
+        if len(told) == 6:
+            hold.go.set()
+            leader.result()
+
+    rig.store.open_sync().wait = wait  # type: ignore[method-assign]
+    assert rig.execute(call_id="c2").content == "sent"
+    assert told[0][0] == 1.0
+    assert [number for _, number in told] == [0, 0, 1, 1, 1, 1], "after the three seconds of a lease"
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "a call of tools/send has waited for more than 3 s" in said
+    assert record.owner in said
+    assert "antiphon claims list" in said
+
+
 async def test_a_synchronous_gateway_never_waits_inside_an_event_loop() -> None:
     rig = Rig()
     hold = Hold()
