@@ -20,6 +20,7 @@ from antiphon.ports import BreakerRow, Pinned
 from antiphon.stores import RedisStore
 from antiphon.stores.redis.claims import RedisClaims
 from antiphon.stores.redis.schema import Names
+from antiphon.stores.redis.sentinel import ASK_EVERY_S
 from tests.integration.stores.redis_kit import (
     FACES,
     Cluster,
@@ -157,6 +158,17 @@ class Sentinel:
     def primary_port(self) -> int:
         return int(command(self.client, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "orders")[1])
 
+    def fail_over(self, primary: Valkey) -> None:
+        """Name another primary; it takes some seconds until *primary* is told that it is none any more."""
+        until_sync(self._promotes, 60)
+        until_sync(lambda: self.primary_port() != primary.port, 60)
+
+    def _promotes(self) -> bool:
+        try:
+            return bool(command(self.client, "SENTINEL", "FAILOVER", "orders"))
+        except redis.ResponseError:  # NOGOODSLAVE: it has not seen enough of the replica yet
+            return False
+
     def close(self) -> None:
         self.client.close()
         self._process.kill()
@@ -183,6 +195,61 @@ def test_sentinel_names_the_primary_and_a_new_one_is_followed(face: Face, valkey
         in_face(face, RedisStore(url, retry_timeout_s=10), work)
         with pytest.raises(StoreUnavailable, match="No master found for 'nothing'"):
             in_face(face, RedisStore(url.replace("/orders", "/nothing"), retry_timeout_s=0.1), everything)
+    finally:
+        sentinel.close()
+
+
+@pytest.fixture
+def two_servers(valkey_server: Start) -> tuple[Valkey, Valkey]:
+    """A primary and its replica."""
+    primary = valkey_server()
+    return primary, valkey_server(replicaof=primary)
+
+
+@both_faces
+def test_a_running_process_leaves_a_primary_that_sentinel_names_no_more(
+    face: Face, two_servers: tuple[Valkey, Valkey], tmp_path: Path
+) -> None:
+    primary, replica = two_servers
+    sentinel = Sentinel(primary, tmp_path)
+    names = Names("antiphon")
+    try:
+
+        async def work(journal: RedisJournal) -> None:
+            before = claimed(await journal.begin(request_for("before")))
+            waiting = claimed(await journal.begin(request_for("waiting")))
+            await journal.wait("waiting", waiting.version, 0.01)  # a subscriber is connected, too
+            sentinel.fail_over(primary)
+            await sleep(face, ASK_EVERY_S)
+            claimed(await journal.begin(request_for("k")))
+            with redis.Redis(HOST, primary.port) as old, redis.Redis(HOST, replica.port) as new:
+                assert command(old, "ROLE")[0] == b"master"  # it would have taken the claim
+                assert (old.exists(names.shard("k").record + "k"), new.exists(names.shard("k").record + "k")) == (0, 1)
+            assert await journal.settle("before", before.version, done()) is not None
+            settled = await journal.settle("waiting", waiting.version, done())
+            assert settled is not None
+            await journal.wait("waiting", waiting.version, 5.0)
+            assert existing(await journal.begin(request_for("waiting", "call-2"))).current.version == settled
+
+        in_face(face, RedisStore(f"redis+sentinel://{HOST}:{sentinel.port}/orders"), work)
+    finally:
+        sentinel.close()
+
+
+@both_faces
+def test_a_process_that_runs_does_not_need_sentinel(
+    face: Face, two_servers: tuple[Valkey, Valkey], tmp_path: Path
+) -> None:
+    sentinel = Sentinel(two_servers[0], tmp_path)
+    try:
+
+        async def work(journal: RedisJournal) -> None:
+            held = claimed(await journal.begin(request_for("k")))
+            sentinel.close()
+            await sleep(face, ASK_EVERY_S)
+            assert await journal.settle("k", held.version, done()) is not None
+
+        in_face(face, RedisStore(f"redis+sentinel://{HOST}:{sentinel.port}/orders"), work)
     finally:
         sentinel.close()
 

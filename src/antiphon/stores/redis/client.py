@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import secrets
 import threading
@@ -24,6 +23,7 @@ from redis.exceptions import AskError, ClusterError, MovedError, RedisClusterExc
 
 from antiphon.errors import StoreUnavailable
 from antiphon.stores.redis.schema import in_full
+from antiphon.stores.redis.sentinel import Sentinels, close, done
 from antiphon.stores.redis.url import Target, open_redis
 
 Words = tuple[Any, ...]
@@ -114,6 +114,7 @@ class Client:
         self.target = target
         self._retry_timeout_s = retry_timeout_s
         self._cluster = target.mode == "cluster"
+        self._one_server = target.mode == "single"
         self.slots: bool = self._cluster
         """Whether one command can only touch keys of one slot."""
         self._opened: Any = None
@@ -133,13 +134,14 @@ class Client:
 
     @property
     def _redis(self) -> Any:
-        """The client of redis-py; a blocking one of a Cluster connects at once."""
+        """The client of redis-py, or the Sentinels; a blocking one of a Cluster connects at once."""
         if self._closed:
             raise closed()
         if self._opened is None:
             with self._opening:
                 if self._opened is None:
-                    self._opened = open_redis(self.target, self._library)
+                    make = Sentinels if self.target.mode == "sentinel" else open_redis
+                    self._opened = make(self.target, self._library)
         return self._opened
 
     async def execute(self, words: Words, *, again: Words = (), retry_timeout_s: float = 0.0) -> Any:
@@ -211,39 +213,55 @@ class Client:
         pause = 0.0 if at_once else _BACKOFF.compute(failures)
         if not at_once and time.monotonic() + pause > until:
             raise (_refused(self.target, error, was_lost) if transient else unreachable(self.target, error)) from None
-        await _done(type(self)._pause(pause))
+        await done(type(self)._pause(pause))
         if transient:
             await self._disconnect()  # the server may be no primary any more
-        if self._cluster:
+        if not self._one_server:
             await self._refresh()
         return again if lost else words
 
     async def _server(self, words: Words) -> Any:
-        """The node of the Cluster that has the first key of a command."""
-        await _done(self._redis.initialize() if hasattr(self._redis, "initialize") else None)
+        """The primary that Sentinel names, or the node of the Cluster that has the first key of a command."""
+        if not self._cluster:
+            return (await self._primary()).connection_pool
+        await done(self._redis.initialize() if hasattr(self._redis, "initialize") else None)
         return self._redis.nodes_manager.get_node_from_slot(key_slot(words[_KEY_AT.get(words[0], 1)].encode()))
+
+    async def _primary(self) -> Any:
+        """redis-py's client of the primary that Sentinel names."""
+        if not self._redis.current:
+            await self._ask_in_turn()
+        return self._redis.primary
+
+    async def _ask(self) -> None:
+        """Ask Sentinel, unless another has done so meanwhile; leave a primary that it names no more."""
+        if not self._redis.current and (former := await self._redis.ask()) is not None:
+            await self._disconnect()
+            self._connections.pop(former.connection_pool, None)  # what a thread puts back there is used no more
+            with contextlib.suppress(RedisError, *_LOST):
+                await close(former)
 
     async def _follow(self, words: Words, **options: Any) -> Any:
         """The reply as redis-py's own client gets it, which follows redirections."""
         try:
-            return await _done(self._redis.execute_command(*words, **options))
+            return await done(self._redis.execute_command(*words, **options))
         except (RedisError, *_LOST) as error:
             return error
 
     async def _refresh(self, moved: MovedError | None = None) -> None:
-        """Read the topology of the Cluster again, or correct one slot of it."""
+        """Read the topology of the Cluster again, or correct one slot of it; have Sentinel asked again."""
         with contextlib.suppress(RedisError, *_LOST):
+            if not self._cluster:
+                self._redis.doubt()
+                return
             manager = self._redis.nodes_manager
-            await _done(manager.initialize() if moved is None else manager.move_slot(moved))
+            await done(manager.initialize() if moved is None else manager.move_slot(moved))
 
     async def close(self) -> None:
         self._closed = True
         await self._disconnect()
-        opened = [] if self._opened is None else [self._opened]
-        if opened and self.target.mode == "sentinel":
-            opened.append(self._opened.connection_pool.sentinel_manager)
-        for client in opened:
-            await _done(client.close() if self._library == "redis" else client.aclose())
+        if self._opened is not None:
+            await close(self._opened)
 
     def execute_many(self, commands: Sequence[Words]) -> Awaitable[list[Any]]:
         """The replies to many commands."""
@@ -254,6 +272,10 @@ class Client:
 
         *dedicated*: on a connection that no other caller waits for.
         """
+        raise NotImplementedError
+
+    def _ask_in_turn(self) -> Awaitable[None]:
+        """Ask Sentinel, one caller at a time; the others wait for its answer."""
         raise NotImplementedError
 
     def _disconnect(self) -> Awaitable[None]:
@@ -394,11 +416,15 @@ class AsyncClient(Client):
     _library = "redis.asyncio"
     _pause = asyncio.sleep
 
+    def __init__(self, target: Target, retry_timeout_s: float) -> None:
+        super().__init__(target, retry_timeout_s)
+        self._asking = asyncio.Lock()
+
     async def pubsub(self) -> Any:
         """A new subscriber of redis-py."""
         if self._cluster:
             await self._redis.initialize()
-        return self._redis.pubsub()
+        return (self._redis if self._one_server or self._cluster else await self._primary()).pubsub()
 
     async def execute_many(self, commands: Sequence[Words]) -> list[Any]:
         """The replies to many commands, in as few round trips as there are servers."""
@@ -406,8 +432,8 @@ class AsyncClient(Client):
 
     async def _exchange(self, commands: Sequence[Words], *, dedicated: bool = False) -> list[Any]:
         try:
-            server = await self._server(commands[0]) if self._cluster else self._redis.connection_pool
-        except _LOST as error:
+            server = self._redis.connection_pool if self._one_server else await self._server(commands[0])
+        except (RedisError, *_LOST) as error:
             return [error] * len(commands)
         connection = self._connections.get((server, dedicated)) or self._connection(server, dedicated)
         replies = [connection.send(pack(words)) for words in commands]
@@ -419,6 +445,10 @@ class AsyncClient(Client):
         connection = PipelinedConnection(lambda: server.connection_class(**options), *timeouts)
         self._connections[server, dedicated] = connection
         return connection
+
+    async def _ask_in_turn(self) -> None:
+        async with self._asking:
+            await self._ask()
 
     async def _disconnect(self) -> None:
         connections, self._connections = self._connections, {}
@@ -432,11 +462,16 @@ class BlockingClient(Client):
     _library = "redis"
     _pause = time.sleep
 
+    def __init__(self, target: Target, retry_timeout_s: float) -> None:
+        super().__init__(target, retry_timeout_s)
+        self._asking = threading.Lock()
+
     def after_fork(self) -> None:
         """In the child: the connections belong to the parent."""
         self._new_nonces()
         self._opened = None
         self._opening = threading.Lock()
+        self._asking = threading.Lock()
         self._connections = {}
 
     async def execute_many(self, commands: Sequence[Words]) -> list[Any]:
@@ -458,7 +493,7 @@ class BlockingClient(Client):
     async def _exchange(self, commands: Sequence[Words], *, dedicated: bool = False) -> list[Any]:
         connection: Any = None
         try:
-            server = await self._server(commands[0]) if self._cluster else self._redis.connection_pool
+            server = self._redis.connection_pool if self._one_server else await self._server(commands[0])
             idle = self._connections.get(server) or self._connections.setdefault(server, deque())
             try:
                 connection = idle.pop()
@@ -480,16 +515,15 @@ class BlockingClient(Client):
             await self._disconnect()
         return replies
 
+    async def _ask_in_turn(self) -> None:
+        with self._asking:
+            await self._ask()
+
     async def _disconnect(self) -> None:
         for idle in tuple(self._connections.values()):
             while idle:
                 with contextlib.suppress(IndexError):
                     idle.pop().disconnect()
-
-
-async def _done(result: Any) -> Any:
-    """What redis-py returns, or what it lets us await."""
-    return await result if inspect.isawaitable(result) else result
 
 
 def _read(connection: Any) -> Any:

@@ -45,6 +45,7 @@ _IGNORED = frozenset(
 )
 """Settings of redis-py that the store chooses itself."""
 _DEFAULTS: dict[str, Any] = {"client_name": "antiphon", "socket_timeout": 5.0, "socket_connect_timeout": 2.0}
+_SENTINEL_TIMEOUT_S = 0.5
 
 
 class Target(NamedTuple):
@@ -191,17 +192,30 @@ def _safe(scheme: str, rest: str) -> str:
 
 def open_redis(target: Target, library: str) -> Any:
     """A client of redis-py; *library* is ``redis`` or ``redis.asyncio``. It does not retry: we do, for a time."""
+    if target.mode != "cluster":
+        return open_server(target, library, target.addresses[0])
+    lib, options = _library(target, library)
+    nodes = [lib.cluster.ClusterNode(host, port) for host, port in target.addresses]
+    return lib.RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+
+
+def open_server(target: Target, library: str, address: tuple[str, int]) -> Any:
+    """The same for one server of *target*."""
+    lib, options = _library(target, library)
+    host, port = address
+    return lib.Redis(host=host, port=port, **options)
+
+
+def open_sentinels(target: Target, library: str) -> Any:
+    """The same for the Sentinels of *target*. One that does not answer within a moment is left for the next one."""
+    lib, options = _library(target, library)
+    given = {**target.sentinel_options, "retry": options["retry"]}
+    given |= {name: min(given[name], _SENTINEL_TIMEOUT_S) for name in ("socket_timeout", "socket_connect_timeout")}
+    return lib.Sentinel(target.addresses, sentinel_kwargs=given)
+
+
+def _library(target: Target, library: str) -> tuple[Any, dict[str, Any]]:
     from redis.backoff import NoBackoff
 
     lib: Any = import_module(library)
-    options = {**target.options, "protocol": 2, "retry": lib.retry.Retry(NoBackoff(), 0)}
-    if target.mode == "cluster":
-        nodes = [lib.cluster.ClusterNode(host, port) for host, port in target.addresses]
-        return lib.RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
-    if target.mode == "sentinel":
-        sentinel = lib.Sentinel(
-            target.addresses, sentinel_kwargs={**target.sentinel_options, "retry": options["retry"]}
-        )
-        return sentinel.master_for(target.service, **options)
-    host, port = target.addresses[0]
-    return lib.Redis(host=host, port=port, **options)
+    return lib, {**target.options, "protocol": 2, "retry": lib.retry.Retry(NoBackoff(), 0)}
