@@ -90,6 +90,34 @@ def test_an_open_breaker_answers_at_once_while_the_store_is_frozen(
     gateway.close()
 
 
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+def test_calls_one_after_the_other_are_told_at_once_that_redis_is_away(
+    valkey_server: Callable[..., Valkey], ticks: Ticks, fault: str
+) -> None:
+    server = valkey_server()
+    gateway = Gateway(store=RedisStore(f"{server.url}?socket_timeout=1"))
+    gateway.tool("send", idempotent=False)(lambda to: "sent")
+    assert gateway.execute(envelope(call_id="c0")).ok
+    if fault == "killed":
+        server.kill()
+    else:
+        server.pause()
+    assert gateway.execute(envelope(call_id="c1")).code == "store_unavailable"
+    took = []
+    for number in range(10):
+        began = time.monotonic()
+        assert gateway.execute(envelope(call_id=f"d{number}")).code == "store_unavailable"
+        took.append(ticks.since(began) * 1000)
+    assert sorted(took)[len(took) // 2] <= 50, took
+    assert max(took) <= 250 + LATE_MS, took
+    if fault == "killed":
+        server.start()
+        assert gateway.execute(envelope(call_id="c1")).ok, "whoever calls right after the restart is served"
+    else:
+        server.resume()
+    gateway.close()
+
+
 @pytest.mark.parametrize("lost", ["flushed", "deleted"])
 def test_a_record_that_the_store_lost_is_written_anew(
     valkey_server: Callable[..., Valkey], tmp_path: Path, lost: str

@@ -23,15 +23,19 @@ from antiphon.ports import Clock, SyncJournal
 log = logging.getLogger("antiphon.gateway")
 
 PROBE = "antiphon-probe"
-"""A key that no call has: to renew its claim writes nothing, and takes what a write takes."""
+"""A key that no call has: to renew its claim writes nothing, and takes what a write takes.
+
+It asks for a lease of a millisecond, so that no store retries it for longer: whoever waits for the look waits for one
+try.
+"""
 GRACE_S = 0.1
 """After the deadline of a call, to write down what came of it."""
 _LEAST_S = 0.01
 _LOOK_S, _LONGEST_LOOK_S = 0.05, 0.1
 PAUSE_S = 0.1
 """Between two looks at a store that does not work."""
-_TRIAL_S = 2.0
-"""How long one call at a time waits for the next look."""
+_TRIAL_S = 0.25
+"""How long one call at a time waits for the next look; one at a store that works takes less."""
 _MOST_WAITING = 1000
 _LATE = "late"
 _NOT_SICK = frozenset(

@@ -179,7 +179,9 @@ class RedisClaims(RedisLog):
             f"{head}{life} 0 ",
             outcome,
         )
-        settled: int | None = await self._client.execute(words, retry_timeout_s=SETTLE_RETRY_TIMEOUT_S)
+        settled: int | None = await self._client.execute(
+            words, retry_timeout_s=max(self._client.retry_timeout_s, SETTLE_RETRY_TIMEOUT_S)
+        )
         if settled is None:  # it may be one that others have followed
             keys = (shard.history + key, shard.expiries + key)
             settled = await self._client.execute(schema.SETTLE_EARLIER.call(2, *keys, version, nonce, head, outcome))
@@ -191,8 +193,9 @@ class RedisClaims(RedisLog):
         return bool(await self._client.execute(schema.ALIAS.call(3, *keys, line_of(identity), version)))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        record = self._names.shard(key).record + key
-        return bool(await self._client.execute(schema.RENEW.call(1, record, version, lease_ms)))
+        words = schema.RENEW.call(1, self._names.shard(key).record + key, version, lease_ms)
+        worth_s = min(self._client.retry_timeout_s, lease_ms / 1000)  # retried for longer, it would be over already
+        return bool(await self._client.execute(words, retry_timeout_s=worth_s))
 
     async def _flag(self, key: str, version: int) -> bool:
         """Ask to be told of the next change; whether there is something to wait for."""

@@ -112,7 +112,7 @@ class Client:
 
     def __init__(self, target: Target, retry_timeout_s: float) -> None:
         self.target = target
-        self._retry_timeout_s = retry_timeout_s
+        self.retry_timeout_s = retry_timeout_s
         self._cluster = target.mode == "cluster"
         self._one_server = target.mode == "single"
         self.slots: bool = self._cluster
@@ -144,7 +144,7 @@ class Client:
                     self._opened = make(self.target, self._library)
         return self._opened
 
-    async def execute(self, words: Words, *, again: Words = (), retry_timeout_s: float = 0.0) -> Any:
+    async def execute(self, words: Words, *, again: Words = (), retry_timeout_s: float | None = None) -> Any:
         """The reply; *again* is sent instead if *words* may have been executed."""
         since = time.monotonic()
         (reply,) = await self._exchange((words,))
@@ -160,7 +160,7 @@ class Client:
             if not isinstance(reply, Exception):
                 break
             failures += 1
-            words = await self._next(reply, words, words, failures, since + self._retry_timeout_s, lost)
+            words = await self._next(reply, words, words, failures, since + self.retry_timeout_s, lost)
             lost = lost or isinstance(reply, _LOST)
         if isinstance(confirmed, Exception):
             raise _refused(self.target, confirmed)
@@ -173,11 +173,11 @@ class Client:
         since, failures = time.monotonic(), 0
         while isinstance(reply := await self._follow(words, target_nodes="primaries"), Exception):
             failures += 1
-            await self._next(reply, words, words, failures, since + self._retry_timeout_s)
+            await self._next(reply, words, words, failures, since + self.retry_timeout_s)
         return list(reply.values()) if isinstance(reply, dict) and "redis_version" not in reply else [reply]
 
-    async def _retry(self, reply: Any, words: Words, again: Words, since: float, timeout_s: float = 0.0) -> Any:
-        until, failures, lost = since + max(timeout_s, self._retry_timeout_s), 0, False
+    async def _retry(self, reply: Any, words: Words, again: Words, since: float, timeout_s: float | None = None) -> Any:
+        until, failures, lost = since + (self.retry_timeout_s if timeout_s is None else timeout_s), 0, False
         while isinstance(reply, Exception):
             failures += 1
             if reply.__class__ is AskError and failures <= _REDIRECTIONS:
