@@ -56,6 +56,8 @@ _CHANGES = frozenset(
     "os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate shutil.rmtree os.chmod os.chown os.utime "
     "os.setxattr os.removexattr os.chflags".split()
 )
+_ENTRIES = frozenset("os.remove os.rename os.rmdir os.mkdir os.symlink".split())
+"""Changes of a name in its folder; the others follow a link to the file it leads to."""
 _OTHERS = frozenset({"syslog.syslog", "syslog.openlog", "socket.sethostname", "winreg.SetValue", "winreg.CreateKey"})
 _AUDITED = _NETWORK | _PROCESSES | _SIGNALS | _CHANGES | _OTHERS | {"open", "sqlite3.connect", "sqlite3.connect/handle"}
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -144,7 +146,9 @@ def _effect(replay: Replay, event: str, args: tuple[Any, ...]) -> str:
     if event == "os.mkdir" and Path(_path(*_changed(event, args)[0])).is_dir():  # the system says that it exists
         return ""
     if event in _CHANGES and args:
-        changed = next((name for name, folder in _changed(event, args) if not _allowed(replay, name, folder)), None)
+        entry = event in _ENTRIES
+        paths = _changed(event, args)
+        changed = next((name for name, folder in paths if not _allowed(replay, name, folder, entry)), None)
         return "" if changed is None else f"{event} {changed!r}"
     return f"{event} {args[:2]!r}"
 
@@ -163,8 +167,10 @@ def _is_probe(link: Any, address: Any) -> bool:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _allowed(replay: Replay, path: Any, folder: Any = -1) -> bool:
-    """Whether *path*, seen from the folder that an open descriptor names, may be changed."""
+def _allowed(replay: Replay, path: Any, folder: Any = -1, entry: bool = False) -> bool:
+    """Whether *path*, seen from the folder that an open descriptor names, may be changed; *entry*: the name itself, not
+    what a link of that name leads to.
+    """
     if isinstance(path, int):
         try:
             path = str(Path(f"/proc/self/fd/{path}").readlink())
@@ -175,7 +181,9 @@ def _allowed(replay: Replay, path: Any, folder: Any = -1) -> bool:
     text = _path(path, folder)
     if text in _HARMLESS:
         return True
-    full = os.path.realpath(text)
+    above, name = os.path.split(text)
+    whole = not entry or name in ("", ".", "..")
+    full = os.path.realpath(text) if whole else str(Path(os.path.realpath(above)) / name)
     places = replay.places if replay.scratch is None else (replay.scratch, *replay.places)
     if any(full == place or full.startswith(place + os.sep) for place in places):
         return True
@@ -192,10 +200,8 @@ def _path(path: Any, folder: Any) -> str:
 
 def _changed(event: str, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
     """The paths that an event changes, each with the folder it is seen from."""
-    if event == "os.rename":
+    if event in ("os.rename", "os.link"):  # a second name for a file is a way to write to it
         return [(args[0], args[2]), (args[1], args[3])]
-    if event == "os.link":
-        return [(args[1], args[3])]
     if event in ("os.symlink", "os.mkdir", "os.chmod"):
         return [(args[1] if event == "os.symlink" else args[0], args[2])]
     if event in ("os.chown", "os.utime"):
@@ -513,6 +519,21 @@ def _guard_writing(original: Any) -> Callable[..., Any]:
     return guarded
 
 
+def _guard_opening(original: Any) -> Callable[..., Any]:
+    """The audit hook does not learn from which folder ``os.open`` sees a path."""
+
+    def guarded(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is None or not flags & _WRITE_FLAGS:
+            return int(original(path, flags, mode, dir_fd=dir_fd))
+        replay = held_by(sys._getframe().f_back)
+        if replay is not None and not _allowed(replay, path, dir_fd):
+            _refuse(replay, f"writing {path!r}")
+        with outside():
+            return int(original(path, flags, mode, dir_fd=dir_fd))
+
+    return guarded
+
+
 def _guard_unaudited() -> None:
     import multiprocessing.util
     import socket
@@ -520,6 +541,9 @@ def _guard_unaudited() -> None:
     for name in ("write", "writev", "sendfile"):
         if hasattr(os, name):
             replaced(os, name, _guard_writing)
+    if os.open in os.supports_dir_fd:
+        replaced(os, "open", _guard_opening)
+        os.supports_dir_fd.add(os.open)
     for name in ("mkfifo", "mknod"):
         replaced(os, name, _guarded("making"))
     for owner in (socket.socket, getattr(sys.modules.get("ssl"), "SSLSocket", None)):

@@ -137,6 +137,10 @@ for _name, _act in {
     "rmtree": lambda w: shutil.rmtree(w.path("sub")),
     "symlink": lambda w: os.symlink("/etc/hosts", w.path()),
     "hard_link": lambda w: os.link(w.path("kept.txt"), w.path()),
+    "write_through_a_hard_link": lambda w: _write_to(w.path("kept.txt"), os.link),
+    "write_through_a_symlink": lambda w: _write_to(w.path("kept.txt"), os.symlink),
+    "copy_of_hard_links": lambda w: shutil.copytree(w.folder, f"{tempfile.mkdtemp()}/copy", copy_function=os.link),
+    "reopen": lambda w: open(f"/proc/self/fd/{os.open(w.path('kept.txt'), os.O_RDONLY)}", "a").write("x"),
     "truncate": lambda w: os.truncate(w.path("kept.txt"), 0),
     "chmod": lambda w: os.chmod(w.path("kept.txt"), 0o777),
     "utime": lambda w: os.utime(w.path("kept.txt"), (1, 1)),
@@ -153,17 +157,34 @@ for _name, _act in {
     "file_in_the_temporary_folder": lambda w: _write(w),
     "pickle_file": lambda w: pickle.dump(1, open(w.path(), "wb")),
     "through_a_link": lambda w: open(f"{w.folder}/sub/../never.txt", "w"),
-    "from_another_folder": lambda w: _from_folder(w),
+    "from_another_folder": lambda w: _from_folder(w.folder, lambda: open("never.txt", "w")),
+    "from_an_open_folder": lambda w: _from_folder(
+        tempfile.mkdtemp(),
+        lambda: os.open("never.txt", os.O_CREAT | os.O_WRONLY, dir_fd=os.open(w.folder, os.O_RDONLY)),
+    ),
+    "link_from_an_open_folder": lambda w: os.link(
+        "kept.txt",
+        "copy.txt",
+        src_dir_fd=os.open(w.folder, os.O_RDONLY),
+        dst_dir_fd=os.open(tempfile.mkdtemp(), os.O_RDONLY),
+    ),
     "mapped_file": lambda w: mmap.mmap(os.open(w.path("kept.txt"), os.O_RDWR), 4).write(b"gone"),
 }.items():
     ATTEMPTS[_name] = functools.partial(lambda act, world: (act(world), None)[1], _act)
 
 
-def _from_folder(world: World) -> None:
+def _write_to(path: str, link: Callable[[str, str], None]) -> None:
+    """Write to a file by another name, in a folder where writing is allowed."""
+    name = f"{tempfile.mkdtemp()}/copy.txt"
+    link(path, name)
+    pathlib.Path(name).write_text("gone")
+
+
+def _from_folder(folder: str | pathlib.Path, act: Callable[[], object]) -> None:
     before = os.getcwd()
-    os.chdir(world.folder)
+    os.chdir(folder)
     try:
-        open("never.txt", "w")
+        act()
     finally:
         os.chdir(before)
 

@@ -62,6 +62,34 @@ def test_reading_and_temporary_files_are_open() -> None:
     assert not Path(folder).parent.exists()
 
 
+def test_links_in_the_scratch_folder_are_its_own() -> None:
+    with sandboxed() as tried:
+        with tempfile.TemporaryDirectory() as folder:
+            inside = Path(folder)
+            (inside / "file").write_text("x")
+            os.link(inside / "file", inside / "second name")
+            (inside / "link").symlink_to(__file__)
+            (inside / "link").rename(inside / "renamed")
+            (inside / "file").replace(inside / "renamed")
+            (inside / "left for the end").symlink_to(OUTSIDE)
+            opened = os.open(inside, os.O_RDONLY)
+            os.close(os.open("from an open folder", os.O_CREAT | os.O_WRONLY, dir_fd=opened))
+            os.close(opened)
+        assert not inside.exists()
+    assert tried == []
+
+
+def test_a_link_outside_may_not_be_removed_wherever_it_leads(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    with sandboxed() as tried, tempfile.TemporaryDirectory() as folder:
+        with outside():
+            link.symlink_to(folder)
+        with pytest.raises(ReplayBlocked):
+            link.unlink()
+    assert len(tried) == 1
+    assert link.is_symlink()
+
+
 def test_a_folder_that_is_there_may_be_made_again() -> None:
     folder = os.open(OUTSIDE.parent, os.O_RDONLY)
     with sandboxed() as tried:
