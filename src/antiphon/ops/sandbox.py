@@ -555,6 +555,7 @@ def _guard_unaudited() -> None:
     for module, name, what in (
         ("_posixsubprocess", "fork_exec", "starting a process"),
         ("_posixshmem", "shm_open", "opening shared memory"),
+        ("signal", "pidfd_send_signal", "a signal to the process of descriptor"),
         ("dbm.gnu", "open", "opening the database"),
         ("dbm.ndbm", "open", "opening the database"),
     ):

@@ -264,6 +264,7 @@ for _name, _act in {
     "process_pool": lambda w: concurrent.futures.ProcessPoolExecutor(1).submit(int).result(),
     "asyncio_subprocess": lambda w: asyncio.run(_run(w)),
     "signal_to_another_process": lambda w: os.kill(os.getppid(), 0),
+    "signal_by_descriptor": lambda w: signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0),
     "shared_memory": lambda w: multiprocessing.shared_memory.SharedMemory("never", create=True, size=8),
     "exec": lambda w: os.execv("/bin/touch", ["touch", w.path()]),
 }.items():
