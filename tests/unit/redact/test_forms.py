@@ -28,6 +28,9 @@ WRITTEN = {
     "sentence": f"The password is {SECRET}.",
     "CSV": f"name,password,age\nada,{SECRET},36\nbob,{SECRET},3",
     "Markdown": f"| user | password |\n|---|---|\n| ada | {SECRET} |",
+    "bold name": f"**Password:** `{SECRET}`",
+    "bold name, colon after it": f"- **API Token**: {SECRET}",
+    "bold name with underscores": f"__Password:__ {SECRET}",
     "role": f"CREATE ROLE app WITH PASSWORD '{SECRET}'",
     "INSERT": f"INSERT INTO users (name, password) VALUES ('ada', '{SECRET}')",
 }
@@ -70,6 +73,8 @@ def test_pairs_of_name_and_value(value: Any) -> None:
         "mysql is a database -p",
         "la clave del éxito",
         "password: |",
+        "**Password:** must be at least 8 characters",
+        "Password: ***",
         "2024-01-02 and 555-01-0000",
     ],
 )
