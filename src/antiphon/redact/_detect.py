@@ -24,7 +24,8 @@ _PAIR = deferred(
     r"(?P<name>[A-Za-z_$][A-Za-z0-9_.$-]{1,63}(?: (?:[Kk]ey|[Tt]oken|[Ss]ecret|[Cc]ode))?)"
     r"(?P<close>\\*[\"'`])?\]?(?:\*{1,2}(?=:))?[ \t]*(?P<sep>=>|:=|={1,2}|:|%3[DdAa])"
     r"(?:(?<=:)(?:\*{1,2}|__)(?=[ \t]))?[ \t]*"  # the end of **name:**
-    r"|(?<![A-Za-z0-9_.$-])--(?P<flag>[a-z][a-z0-9-]{1,40})[ \t]+(?=[^\s-])"
+    r"|(?<![A-Za-z0-9_.$-])--(?P<flag>[a-z][a-z0-9-]{1,40})"
+    rf"(?:[ \t]+(?=[^\s-])|{tokens.COMMA}(?=\\*[\"'][^-]))"
 )
 _QUOTE = deferred(r"\\*[\"'`]")
 _NEXT = r"[A-Za-z_$][A-Za-z0-9_.$\[\]%-]{0,63}"
@@ -225,7 +226,7 @@ def _headers(text: str) -> Iterator[Span]:
         ("authori", tokens.HEADER, "authorization"),
         ("cookie", tokens.COOKIE, "cookie"),
         ("sess", tokens.SESSION_COOKIE, "cookie"),
-        ("curl ", tokens.CURL_USER, "password"),
+        ("curl", tokens.CURL_USER, "password"),
         ("login", tokens.NETRC, "password"),
     ):
         if word in lower:

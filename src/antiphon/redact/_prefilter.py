@@ -82,7 +82,7 @@ _SECRET_WORDS = (
     f"|hone"  # phone
     f")",
     r"cre(?:t(?<=secret)(?<!\[secret)|d(?!it))",  # secret, credential
-    r"u(?:th(?<=auth)(?:ori[sz]a|[^a-z])|rl (?<=curl ))",
+    r"u(?:th(?<=auth)(?:ori[sz]a|[^a-z])|rl(?<=curl))",
     r"ss(?:n(?![a-z])|(?:ion)? ?id *=)",  # ssn, session cookies
 )
 _FORM_WORDS = tuple(word.encode().translate(_FOLD).decode("latin-1") for word in QUICK)

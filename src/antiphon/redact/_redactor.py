@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from itertools import compress
 from operator import is_not
@@ -15,7 +15,7 @@ import orjson
 from antiphon.errors import InvalidInput
 from antiphon.redact._detect import TRIVIAL, Span, TextRules, detected, fits
 from antiphon.redact._names import KEEP, Field
-from antiphon.redact._prefilter import ALL, AT, KNOWN, Prefilter
+from antiphon.redact._prefilter import ALL, AT, KNOWN, NUMBERS, USER, WORDS, Prefilter
 from antiphon.redact._rules import MASK, Rules
 from antiphon.redact._splice import Masked, MaskedInt, Piece, splice
 from antiphon.redact._standins import (
@@ -39,7 +39,12 @@ _PAIR_NAMES = ("name", "key", "header", "Name", "Key")
 _PAIR_NAME = deferred(
     r"(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{1,30}|(?:[a-z]+-)?api-?key|private-token)|[A-Z][A-Z0-9_]{2,40}"
 )
+_OPTION = deferred(r"--?[A-Za-z]")
+_NOT_WRITTEN = deferred(r"[\"'`\\\r\n]")
 _FIELD_NAME = deferred(r"[A-Za-z][A-Za-z_.-]{1,39}")
+_COMMA = '","'
+_BESIDE = WORDS | NUMBERS | USER
+"""Causes of the rules that know a value by what stands beside it."""
 _PLAIN_WORD = deferred(r"[A-Za-z]{0,14}|.*\s.*")
 _SHORTEST = 6
 """No rule of ours finds anything in less (``a@b.no``)."""
@@ -401,7 +406,32 @@ class Redactor:
             if field is not None and field.mode == "secret":
                 new = self._secret(value[1], field, causes)
                 return value if new is value[1] else type(value)((value[0], new))
-        return self._each(value, None, causes)
+        return self._each(value, None, causes, self._told(value, causes) if causes & _BESIDE else None)
+
+    def _told(self, value: Any, causes: int) -> dict[int, Span] | None:
+        """Secrets in arguments of a command, by index, that the option or the command before them shows: what the rules
+        find in the list as it is written, and not in the argument alone.
+        """
+        if not any(type(item) is str and item[:1] == "-" for item in value):
+            return None
+        texts = [_NOT_WRITTEN().sub("\0", item) if type(item) is str else "" for item in value]
+        options = [_OPTION().match(text) is not None for text in texts]
+        if not any(options):
+            return None
+        spans = self._text.spans(f'"{_COMMA.join(texts)}"', causes, entropy=False)
+        told: dict[int, Span] = {}
+        start = 1
+        for index, text in enumerate(texts):
+            end = start + len(text)
+            if options[index] or (index and options[index - 1]):
+                found = [span for span in spans if start <= span.start < end]
+                inside = [Span(span.start - start, span.end - start, span.kind) for span in found]
+                alone = self._text.spans(text, causes, entropy=False) if inside else []
+                inside = [span for span in inside if span not in alone and (span.start or not options[index])]
+                if inside:
+                    told[index] = inside[0]
+            start = end + len(_COMMA)
+        return told
 
     @staticmethod
     def _is_pair(name: str, value: str) -> bool:
@@ -410,10 +440,14 @@ class Redactor:
             return True
         return _FIELD_NAME().fullmatch(name) is not None and not _PLAIN_WORD().fullmatch(value)
 
-    def _each(self, value: Any, field: Field | None, causes: int) -> Any:
+    def _each(self, value: Any, field: Field | None, causes: int, told: dict[int, Span] | None = None) -> Any:
         items: list[Any] | None = None
         for index, item in enumerate(value):
-            new = self._walk(item, causes) if field is None else self._under(item, field, causes)
+            if told and index in told:
+                start, _, kind = told[index]
+                new: Any = self._masked(item, start, kind, self._pieces(item[:start], causes, entropy=False))
+            else:
+                new = self._walk(item, causes) if field is None else self._under(item, field, causes)
             if new is not item:
                 if items is None:
                     items = list(value)
@@ -469,10 +503,10 @@ class Redactor:
         token = TOKENS().fullmatch(secret)
         return self._masked(value, start, (token.lastgroup or "") if token else field.kind)
 
-    def _masked(self, text: str, start: int, kind: str) -> str:
+    def _masked(self, text: str, start: int, kind: str, before: Iterable[Piece] = ()) -> str:
         """*text* whose end from *start* is a secret."""
         secret = text[start:]
-        return Masked.of(text, [Piece(start, len(text), self.stand_in(kind, secret), kind, secret)])
+        return Masked.of(text, [*before, Piece(start, len(text), self.stand_in(kind, secret), kind, secret)])
 
     def _number(self, value: int, field: Field, causes: int) -> Any:
         """A number is a secret where only a number can be one, or a user says so; ``max_tokens: 5`` is none."""

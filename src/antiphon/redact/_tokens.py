@@ -67,7 +67,14 @@ SESSION_COOKIE = deferred(
 BEARER = deferred(r"\b[Bb]earer (?P<secret>[A-Za-z0-9_+/=-]{20,}[A-Za-z0-9._~+/=-]*)")
 BASIC = deferred(r"\b[Bb]asic (?P<secret>[A-Za-z0-9+/]{20,}={0,2})(?![A-Za-z0-9+/=])")
 
-CURL_USER = deferred(r"(?:\s-u|--user|--proxy-user)[ =]?[\"']?[^\s\"':]{1,128}:(?P<secret>[^\s\"']{1,256})")
+COMMA = r"\\*[\"']\s*,\s*"
+"""Between two arguments in a written list (JSON, the ``repr`` of a command); a quote follows."""
+_ARGUMENT = r"(?:(?!\\*[\"'])\S)"
+"""A character of an argument without blanks and quotes; a backslash before a quote is none."""
+
+CURL_USER = deferred(
+    rf"(?:[\s\"']-u|--user|--proxy-user)(?:[ =]?|{COMMA}\\*)[\"']?[^\s\"':]{{1,128}}:(?P<secret>{_ARGUMENT}{{1,256}})"
+)
 
 NETRC = deferred(r"\blogin\s+[^\s\"']{1,128}\s+password\s+(?P<secret>[^\s\"'\\]{3,256})")
 """``login NAME password …``, as in a ``.netrc`` file."""
@@ -150,8 +157,16 @@ class Form(NamedTuple):
 
 
 FORMS = (
-    Form(("mysql",), deferred(r"\bmysql[a-z]*\b[^\n]{0,200}?\s-p(?P<secret>[^\s'\"-]\S{2,})"), "password"),
-    Form(("sshpass",), deferred(r"\bsshpass\s+-p\s*['\"]?(?P<secret>[^\s'\"]{3,})"), "password"),
+    Form(
+        ("mysql",),
+        deferred(r"\bmysql[a-z]*\b[^\n]{0,200}?[\s\"']-p(?P<secret>[^\s'\"-](?:(?!\\*[\"']\s*[],])\S){2,})"),
+        "password",
+    ),
+    Form(
+        ("sshpass",),
+        deferred(rf"\bsshpass(?:\s+|{COMMA}\\*[\"'])-p(?:\s*|{COMMA}\\*)['\"]?(?P<secret>{_ARGUMENT}{{3,}})"),
+        "password",
+    ),
     Form(
         (":",),
         deferred(r"(?m)^[\w.*-]+:(?:[0-9]{2,5}|\*):[\w.*-]+:[\w.*-]+:(?P<secret>[^\s:]{4,})$"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -44,6 +45,69 @@ def test_a_secret_in_this_form_vanishes(name: str) -> None:
     run = Redactor().for_run(b"k" * 32)
     assert len(run.redact_text(text)) == len(text)
     assert SECRET not in run.redact_text(text)
+
+
+COMMANDS: dict[str, list[Any]] = {
+    "option": ["deploy", "--token", SECRET, "--verbose"],
+    "option alone": ["--db-password", SECRET],
+    "option with a plain word": ["deploy", "--password", "swordfish"],
+    "value with blanks and quotes": ["deploy", "--passphrase", f'correct "{SECRET}" horse'],
+    "value that looks like something else": ["deploy", "--password", "ada@example.org!!"],
+    "curl": ["curl", "-u", f"ada:{SECRET}", "https://example.org"],
+    "curl, one word": ["/usr/bin/curl", f"-uada:{SECRET}", "https://example.org"],
+    "curl, long": ["curl", "--user", f"ada@example.org:{SECRET}", "https://example.org"],
+    "mysql": ["mysql", "-u", "root", f"-p{SECRET}", "shop"],
+    "sshpass": ["sshpass", "-p", SECRET, "ssh", "host"],
+    "beside numbers": ["deploy", "-n", 3, "--password", SECRET, None],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_secret_among_the_arguments_of_a_command_vanishes(name: str) -> None:
+    command = COMMANDS[name]
+    secrets = (SECRET, "swordfish", "ada@example.org")
+    written = json.dumps(command)
+    shown = [
+        str(REDACTOR.redact({"argv": command})),
+        str(REDACTOR.redact(tuple(command))),
+        REDACTOR.redact_bytes(orjson.dumps(command))[0].decode(),
+        REDACTOR.redact_text(written),
+        REDACTOR.redact_text(f"Command '{command}' returned non-zero exit status 1."),
+        "".join(piece.new for piece in REDACTOR.pieces(written)),
+        str(Redactor().for_run(b"k" * 32).redact(command)),
+    ]
+    for text in shown:
+        assert not any(secret in text for secret in secrets), text
+    once = REDACTOR.redact(command)
+    assert REDACTOR.redact(once) == once
+    kept = [item for item in command if not any(secret in str(item) for secret in secrets)]
+    assert [item for item in once if item in kept] == kept
+    run = Redactor().for_run(b"k" * 32)
+    assert [len(str(item)) for item in run.redact(command)] == [len(str(item)) for item in command]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["password", "email", "name"],
+        ["--token", "--verbose"],
+        ["--authorization", "--verbose"],
+        ["--password", "", "name"],
+        ["--token", "$TOKEN"],
+        ["--token", "TOKEN"],
+        ["--token", "<your token>"],
+        ["--token-file", "/run/token"],
+        ["--max-tokens", "4096"],
+        ["authorization", "email", "-v"],
+        ["git", "commit", "-m", "Password: must be longer"],
+        ["ls", "-u", "a:b"],
+        ["- password", "- email"],
+        ["-4", "--", "-"],
+    ],
+)
+def test_other_lists_of_words_stay(words: list[str]) -> None:
+    assert REDACTOR.redact(words) is words
+    assert REDACTOR.redact_bytes(orjson.dumps(words)) == (orjson.dumps(words), False)
 
 
 @pytest.mark.parametrize(

@@ -252,10 +252,16 @@ pieces = st.one_of(
     st.sampled_from([SECRET, "482193", "the", "pass", "[pin]"]),
 )
 texts = st.lists(pieces, min_size=1, max_size=6).map("".join)
+arguments = st.one_of(
+    st.sampled_from(["curl", "mysql", "sshpass", "-u", "-p", "--user", "-pTr0ub4dor", "ada:Tr0ub4dor", "--", "-x"]),
+    words.map(lambda parts: "--" + "".join(parts).strip("-")),
+    words.map(lambda parts: "-" + "".join(parts)),
+)
 values = st.recursive(
     st.one_of(texts, st.sampled_from([4821, 482193, 4111111111111111, None, True])),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
+        st.lists(st.one_of(arguments, texts, inner), max_size=5),
         st.dictionaries(st.one_of(words.map("".join), texts), inner, max_size=3),
         inner.map(lambda value: json.dumps(value).replace("/", "\\/")),
     ),
