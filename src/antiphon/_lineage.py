@@ -63,23 +63,36 @@ class Replay:
             listen(self, what)
 
 
+_POLL_S = 0.01
+
 engine_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 """Threads of an engine that hands out replays, such as the event loop of a Dask worker: no replay started them."""
 
 on_late: list[Callable[[Replay, str], None]] = []
 """Asked to tell about what a replay tries after its end."""
 
+on_left: list[Callable[[Replay, str, dict[str, Any] | None, bool], None]] = []
+"""Asked to tell, at the end of the process, what has not come by then and came after the end of the recording: the
+replay, a lane, what is left of it (``None``: nothing any more), and whether that is certain even if the end of the
+process cuts work off."""
+
 
 class Origin:
     """What started the work that is going on: a run, and the replay it belongs to, if any."""
 
-    __slots__ = ("__weakref__", "_work", "replay", "returned", "scope", "tasks")
+    __slots__ = ("__weakref__", "_work", "cut_off", "has_handlers", "owed", "replay", "returned", "scope", "tasks")
 
     def __init__(self, scope: Any = None, replay: Replay | None = None) -> None:
         self.scope: Any = scope
         self.replay: Replay | None = replay
         self.returned: bool = False
         """Whether the code of the run has returned; what it has started may go on."""
+        self.owed: Callable[[], bool] = lambda: False
+        """Whether calls are still to come that the recording of a replay has after its end."""
+        self.has_handlers: bool = False
+        """Whether it has left something that runs when nobody waits any more, such as an exit handler."""
+        self.cut_off: bool = False
+        """Whether tasks went on when their event loop was closed."""
         self._work: weakref.WeakSet[Any] = weakref.WeakSet()
         self.tasks: dict[str, dict[str, int]] = {}
         """Coroutines by name: how many tasks were made and awaited, cancelled, or never awaited."""
@@ -113,26 +126,35 @@ class Origin:
         return [work for work in tuple(self._work) if work is not me and _goes_on(work)]
 
     async def settle(self, seconds: float) -> None:
-        """Wait in the event loop for the tasks of this run."""
+        """Wait in the event loop for the tasks of this run, and as long again for calls that are owed."""
         import asyncio
 
         me, loop = asyncio.current_task(), asyncio.get_running_loop()
-        left = [work for work in self.alive() if _is_task(work) and work is not me and work.get_loop() is loop]
+        until = time.monotonic() + 2 * seconds
+        left = {work for work in self.alive() if _is_task(work) and work is not me and work.get_loop() is loop}
         if left:
-            await asyncio.wait(left, timeout=seconds)
+            _, left = await asyncio.wait(left, timeout=seconds)
+        while left and self.owed() and time.monotonic() < until:
+            _, left = await asyncio.wait(left, timeout=_POLL_S)
+        self.cut_off = bool(left)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for threads and futures that the run has started; whether all have ended."""
+    def wait(self, seconds: float) -> None:
+        """Wait for threads and futures that the run has started, and as long again for calls that are owed."""
+        self._wait_for_work(seconds)
+        until = time.monotonic() + seconds
+        while self.owed() and time.monotonic() < until:
+            time.sleep(_POLL_S)
+
+    def _wait_for_work(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while left := [work for work in self.alive() if not _is_task(work)]:
             rest = until - time.monotonic()
             if rest <= 0:
-                return False
+                return
             if isinstance(left[0], threading.Thread):
                 left[0].join(rest)
             else:
                 _wait_for(left[0], rest)
-        return True
 
 
 def _goes_on(work: Any) -> bool:
@@ -494,7 +516,10 @@ def _own(caller: FrameType) -> Origin | None:
     origin = origin_var.get()
     package = _package(caller)
     foreign = package in TOOLS or package == _US or (package in sys.stdlib_module_names and package != "__main__")
-    return None if origin is None or origin is OUTSIDE or foreign else origin
+    if origin is None or origin is OUTSIDE or foreign:
+        return None
+    origin.has_handlers = True
+    return origin
 
 
 def _patch_exits(module: ModuleType) -> None:

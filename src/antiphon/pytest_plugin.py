@@ -273,7 +273,7 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import open_recording
     from antiphon.ops.entry import GRACE_S
-    from antiphon.ops.execution import close, watched
+    from antiphon.ops.execution import close, finish_late, watched
     from antiphon.ops.sandbox import sandboxed
 
     recording = open_recording(app, path)
@@ -300,6 +300,7 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
     result.observer.escaped(tried)
     result.observer.loose_tasks(origin.loose())
     result.observer.finish()
+    finish_late(result.observer)
     close(result, run)
     found = _shown(recording, result.divergences)
     _keep_verdict(app, item, path, recording, found, None)

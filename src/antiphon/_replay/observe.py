@@ -142,6 +142,8 @@ class Observer:
         """The recorded event at which the replay went its own way."""
         self.not_compared: dict[tuple[int, str], NotCompared] = {}
         """Masked values that could not be compared without the key of the run."""
+        self.moved: Callable[[str], None] | None = None
+        """After the verdict: who is told that a lane with late events has moved on."""
         self._silent: set[str] = set()
         """Lanes that have gone their own way: what follows there is a consequence."""
 
@@ -211,6 +213,11 @@ class Observer:
         """Remember which recorded call stands behind a call of the replay."""
         self._answered[site.call] = found
 
+    def moves(self, lane: str) -> None:
+        """A lane has moved on."""
+        if self.moved is not None and lane in self.recording.late:
+            self.moved(lane)
+
     def ended(self, site: Site) -> None:
         """A call ended as it is recorded."""
         self._answered.pop(site.call, None)
@@ -231,6 +238,7 @@ class Observer:
         for row in rows:
             if row.type in ORDERED:
                 self._in_order(row)
+                self.moves("0" if row.site is None else row.site.lane)
             elif row.type == "call.finished" and row.site is not None:
                 self._end_of_call(row, row.site)
 
@@ -358,36 +366,47 @@ class Observer:
         return (local or fresh or list(self.recording.calls.values()))[:200]
 
     def finish(self) -> None:
-        """What the recording did and the replay did not."""
+        """What the recording did up to the end of the run and the replay did not."""
         recording = self.recording
         for lane, expected in recording.lanes.items():
-            place = self._at.get(lane, 0)
-            if place >= len(expected) or lane in self._silent or recording.covered(lane):
+            left = self._left(lane)
+            if not left or left[0] in recording.late.get(lane, ()):
                 continue
-            recorded = recording.event(self._unasked(lane) or expected[place])
             if self._first is not None and expected[0] > self._first:
+                recorded = recording.event(left[0])
                 self.consequences.append(_words(recorded.type, recorded.payload))
-                continue
-            left = len(expected) - place
-            note = f"{left} recorded event{'s' if left > 1 else ''} of this lane did not happen"
-            self.add(
-                DivergenceFound(
-                    "missing", lane, place, recorded.seq, _words(recorded.type, recorded.payload), note=note
-                )
-            )
+            else:
+                self.add(self._missing(left))
         for call in self._answered.values():
-            if call.finished is not None and call.lane not in self._silent:
+            if call.finished is not None and not call.after_end and call.lane not in self._silent:
                 note = "the call started but did not finish"
                 words = f"call.finished {call.name}"
                 self.add(DivergenceFound("missing", call.lane, call.index, call.finished, words, note=note))
 
-    def _unasked(self, lane: str) -> int | None:
-        """In a lane without order: a recorded call that the replay did not make."""
-        if lane != ORPHAN_LANE:
-            return None
-        return next(
-            (call.started for call in self.recording.calls.values() if call.lane == lane and not call.used), None
-        )
+    def late_left(self) -> list[tuple[int, DivergenceFound]]:
+        """What the recording did after the end of the run and the replay has not done yet: how many milliseconds after
+        it, and what is missing then. After a divergence, what comes late is a consequence.
+        """
+        lanes = self.recording.late.items() if self._first is None else ()
+        found = [(late, self._left(lane)) for lane, late in lanes]
+        return [(late[left[0]], self._missing(left)) for late, left in found if left and left[0] in late]
+
+    def _left(self, lane: str) -> Sequence[int]:
+        """The recorded events of a lane that the replay has not come to."""
+        expected, place = self.recording.lanes[lane], self._at.get(lane, 0)
+        if place >= len(expected) or lane in self._silent or self.recording.covered(lane):
+            return ()
+        if lane == ORPHAN_LANE:  # no order: whatever nobody has asked for
+            calls = self.recording.calls.values()
+            return [call.started for call in calls if call.lane == lane and not call.used] or expected[place:]
+        return expected[place:]
+
+    def _missing(self, left: Sequence[int]) -> DivergenceFound:
+        recorded = self.recording.event(left[0])
+        lane, place = recorded.lane, self._at.get(recorded.lane, 0)
+        number = len(self.recording.lanes[lane]) - place
+        note = f"{number} recorded event{'s' if number > 1 else ''} of this lane did not happen"
+        return DivergenceFound("missing", lane, place, recorded.seq, _words(recorded.type, recorded.payload), note=note)
 
 
 def _not_written(path: str, value: Any) -> tuple[str, Any] | None:

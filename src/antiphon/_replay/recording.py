@@ -7,6 +7,7 @@ log when they are needed. So opening is linear, an answer is a dictionary look-u
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -38,6 +39,8 @@ from antiphon.redact._standins import is_credential
 _COMES_IN = frozenset({"run.started", "interaction.started", "call.finished", "call.chunk", "draw"})
 AFTER_END = "afterEnd"
 """In the ``meta`` of events that came after the end of their run."""
+_UNDO_LANE = re.compile(r":~undo [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}#")
+"""Where an operator's ``runs undo`` makes its calls: no code of the run does."""
 KEEP_EVENT_BYTES = 4_096
 KEEP_TOTAL_BYTES = 32 * 1024 * 1024
 READ_AHEAD = 32
@@ -83,7 +86,7 @@ class RecordedCall:
     written: int | None = None
     """A number made of how the arguments of a tool call are written, if its start event says no more than usual."""
     after_end: bool = False
-    """Made after the end of the run, by work that it had started: answered, never compared."""
+    """Made after the end of the run, by work that it had started."""
     has_saga: bool = False
     """Whether it was a write of a saga."""
 
@@ -133,6 +136,8 @@ class Recording:
         self.draws: dict[tuple[str, str, int], Any] = {}
         self.lanes: dict[str, list[int]] = {}
         """Sequence numbers of the ordered events of each lane, in the lane's own order."""
+        self.late: dict[str, dict[int, int]] = {}
+        """Those that came after the end of the run, by lane, and how many milliseconds after it."""
         self.altered: list[int] = []
         """Events that are not as they were written."""
         self.plain: set[str] = set()
@@ -206,11 +211,20 @@ class Recording:
             self.interactions.append(self._whole(event).payload)
         elif kind == "decision" and event.payload.get("what") == "ambiguous":
             self.ambiguous.update(event.payload.get("detail", {}).get("lanes", ()))
-        if kind in ORDERED and not event.meta.get(AFTER_END):
-            self.lanes.setdefault(event.lane, []).append(event.seq)
-            if event.parent is not None:
-                self._parents[event.lane] = event.parent
+        if kind in ORDERED:
+            self._add_to_lane(event)
         self._keep(event)
+
+    def _add_to_lane(self, event: Event) -> None:
+        lane = event.lane
+        if event.meta.get(AFTER_END):
+            if _UNDO_LANE.search(lane):
+                return
+            end = event.at_ms if self.last is None else self.last.at_ms
+            self.late.setdefault(lane, {})[event.seq] = event.at_ms - end
+        self.lanes.setdefault(lane, []).append(event.seq)
+        if event.parent is not None:
+            self._parents[lane] = event.parent
 
     def _add_masks(self, event: Event) -> Event:
         masks = self.masks
@@ -289,7 +303,16 @@ class Recording:
             found.finished = event.seq
 
     def _restart(self) -> None:
-        for part in (self.calls, self.by_name, self.draws, self.lanes, self._open, self._by_id, self._parents):
+        for part in (
+            self.calls,
+            self.by_name,
+            self.draws,
+            self.lanes,
+            self.late,
+            self._open,
+            self._by_id,
+            self._parents,
+        ):
             part.clear()
         self.prompts.clear()
         self.interactions.clear()

@@ -72,6 +72,7 @@ class StrictInvoker:
         recording, observer = self._recording, self._observer
         begun = recording.begins(found, call.written) and observer.begun(call.site, found)
         answer = recording.answer(found, realtime=self._realtime, begun=begun)
+        observer.moves(call.site.lane)
         if not begun or AS_RECORDED not in answer.meta:
             observer.answered(call.site, found)
         why = None if call.kind == "llm" else not_kept(answer)

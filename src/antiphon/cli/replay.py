@@ -157,7 +157,7 @@ def replay(arguments: argparse.Namespace) -> int:
         return int(found["code"])
     data = found["report"]
     with application(arguments) as app:
-        ops.conclude(app, data, found["given"], found["late"])
+        ops.conclude(app, data, found["given"], found["late"], found["missing"])
     report = Report(data)
     lines = [report.text().rstrip("\n"), *map(ui.dim, _more(data))]
     if arguments.html:
@@ -176,7 +176,7 @@ def _replayed(
     from antiphon import cli
     from antiphon.ops.child import in_children
 
-    found: dict[str, Any] = {"late": []}
+    found: dict[str, Any] = {"late": [], "missing": []}
     if not (cli.own_process and hasattr(os, "fork")):
         with ui.aside(arguments.json):
             work(found.update)
@@ -184,6 +184,8 @@ def _replayed(
     for _, message in in_children([work], quiet=arguments.json):
         if "late" in message:
             found["late"].append(message["late"])
+        elif "missing" in message:
+            found["missing"].append(message["missing"])
         else:
             found.update(message)
     code = found.pop("ended")

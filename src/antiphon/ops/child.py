@@ -6,10 +6,12 @@ ordinary way. In a process that does other things as well, replays run where the
 
 from __future__ import annotations
 
+import atexit
 import os
 import selectors
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -39,6 +41,10 @@ class Child:
         self.pipe = pipe
         self.code: int | None = None
         self.overdue: float | None = None
+        self.left: dict[tuple[str, str], dict[str, Any]] = {}
+        """What its replays have not done yet and their recordings did after their end, by run and lane."""
+        self.cuts_off = False
+        """Whether work went on that its end has cut off."""
         self._rest = b""
 
     def read(self) -> list[dict[str, Any]] | None:
@@ -48,6 +54,12 @@ class Child:
             return None
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [orjson.loads(line) for line in lines]
+
+    def missing(self) -> Iterator[dict[str, Any]]:
+        """What has not come by its end."""
+        for (run, _), message in self.left.items():
+            if message["certain"] or not self.cuts_off:
+                yield {"missing": message["left"], "run": run}
 
     def wait(self) -> int:
         os.close(self.pipe)
@@ -59,8 +71,9 @@ class Child:
 def in_children(works: Sequence[Callable[[Send], None]], *, quiet: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     """Run each of *works* in a process of its own; what they send comes as it is sent, with the number of the work.
 
-    ``{"late": what, "run": id}`` tells what was refused after the end of a replay, ``{"ended": code}`` that a process
-    is gone. With *quiet* what the code prints goes to standard error.
+    ``{"late": what, "run": id}`` tells what was refused after the end of a replay, ``{"missing": what, "run": id}``
+    what its recording has there and did not come, ``{"ended": code}`` that a process is gone. With *quiet* what the
+    code prints goes to standard error.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -76,11 +89,20 @@ def in_children(works: Sequence[Callable[[Send], None]], *, quiet: bool) -> Iter
                     messages = child.read()
                     if messages is None:
                         ready.unregister(child.pipe)
-                        yield child.number, {"ended": child.wait()}
+                        code = child.wait()
+                        for message in child.missing() if code == 0 else ():
+                            yield child.number, message
+                        yield child.number, {"ended": code}
                         continue
                     for message in messages:
                         if "done" in message:
                             child.overdue = time.monotonic() + PATIENCE_S
+                        elif "left" in message:
+                            child.left[message["run"], message["lane"]] = message
+                        elif "came" in message:
+                            child.left.pop((message["run"], message["came"]), None)
+                        elif "cutsOff" in message:
+                            child.cuts_off = True
                         else:
                             yield child.number, message
                 for child in children:
@@ -122,7 +144,20 @@ def _be_child(work: Callable[[Send], None], pipe: int, quiet: bool) -> NoReturn:
     def late(replay: Replay, what: str) -> None:
         send({"late": what, "run": replay.title})
 
+    def left(replay: Replay, lane: str, what: dict[str, Any] | None, certain: bool) -> None:
+        run = replay.title
+        send(
+            {"came": lane, "run": run} if what is None else {"left": what, "lane": lane, "run": run, "certain": certain}
+        )
+
+    def ends() -> None:
+        """Other threads have ended by now, unless the process does not wait for them."""
+        if any(thread.daemon and not thread.name.startswith("antiphon") for thread in threading.enumerate()):
+            send({"cutsOff": True})
+
     _lineage.on_late.append(late)
+    _lineage.on_left.append(left)
+    atexit.register(ends)
     try:
         work(send)
     except AntiphonError:  # told as the command tells its errors

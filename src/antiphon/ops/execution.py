@@ -10,6 +10,7 @@ import msgspec
 import orjson
 
 from antiphon._diff import diff_values
+from antiphon._lineage import on_left
 from antiphon._recording.plain import dump, exact_output
 from antiphon._recording.resumed import EARLIER
 from antiphon._recording.run import Run, exit_code, run_error, status_of
@@ -23,7 +24,7 @@ from antiphon.canonical import canonical_json
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import Divergence, InvalidInput, ReplayMiss
 from antiphon.ops.app import Antiphon, Spent, using
-from antiphon.ops.entry import call_entry
+from antiphon.ops.entry import GRACE_S, call_entry
 from antiphon.ops.gateways import declared
 from antiphon.ops.inputs import Kept, arguments_again
 from antiphon.ops.runs import load_recording, replay_manifest
@@ -102,15 +103,50 @@ def execute_strictly(
         note = f"{' and '.join(lost)} cannot be restored exactly, so the code got plain JSON"
         observer.add(DivergenceFound("uncompared", "0", 0, 0, "the input", note=note))
     observer.finish()
+    if not on_left and not run.scope.origin.has_handlers:
+        finish_late(observer)
     close(result, run)
     return result
 
 
+def _soon(ms: int) -> bool:
+    """Whether a replay waits for calls that came so long after the end of the recording."""
+    return ms <= 1000 * GRACE_S
+
+
+def finish_late(observer: Observer) -> None:
+    """Report what the recording did soon after its end and the replay did not."""
+    for ms, found in observer.late_left():
+        if _soon(ms):
+            observer.add(found)
+
+
 def close(result: StrictResult, run: Run) -> None:
-    """The verdict is made: what the code still asks for and the recording lacks is told as late."""
-    replay = run.scope.origin.replay
-    if replay is not None:
-        result.observer.late, replay.view = replay.note, result.observer.recording.view
+    """The verdict is made: what the code still asks for and the recording lacks is told as late.
+
+    What the recording has after its end and may still come is told to whoever waits for the end of the process.
+    """
+    observer, origin = result.observer, run.scope.origin
+    recording, replay = observer.recording, origin.replay
+    if replay is None:
+        return
+    observer.late, replay.view = replay.note, recording.view
+
+    def tell(lane: str) -> None:
+        left = {found.lane: (ms, found) for ms, found in observer.late_left()}
+        for listen in tuple(on_left):
+            if lane not in left:
+                listen(replay, lane, None, True)
+                continue
+            ms, found = left[lane]
+            certain = _soon(ms) and not origin.has_handlers
+            if certain or not origin.cut_off:
+                listen(replay, lane, recording.view(found.to_wire(recording.manifest.id)), certain)
+
+    if on_left:
+        observer.moved = tell
+        for _, found in observer.late_left():
+            tell(found.lane)
 
 
 class _Patience:
@@ -191,6 +227,8 @@ def watched(
 
     recorder.scope.encode, recorder.scope.compose = encode, compose
     recorder.scope.present, recorder.scope.shown = present, shown
+    origin = recorder.scope.origin
+    origin.owed = lambda: not origin.has_handlers and any(_soon(ms) for ms, _ in observer.late_left())
     entry = {"entry": recording.manifest.entry} if recording.manifest.entry is not None else {}
     recorded = recording.input()
     given = {} if recorded is None else {"input": recorded}

@@ -6,7 +6,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
@@ -175,14 +175,14 @@ def check_all(
         begun, rest = rest, list[Sequence[int]]()
         for number, message in in_children([functools.partial(work, share) for share in begun], quiet=quiet):
             share = begun[number]
-            if "late" in message:
-                late.append((share, message["run"], message["late"]))
+            if "late" in message or "missing" in message:
+                late.append((share, message["run"], _reason(message)))
             elif "result" in message:
                 found[message["place"]] = Result(*message["result"])
             elif "ended" in message:
                 code, left = message["ended"], [place for place in share if place not in found]
                 if code and not left:
-                    late.append((share, "", f"ending the process ({code})"))
+                    late.append((share, "", _reason({"late": f"ending the process ({code})"})))
                 ended = left if code in _INTERRUPTED else left[:1]  # the others are replayed in a new process
                 found |= {place: _ended(paths[place], code) for place in ended}
                 rest += [left[len(ended) :]] if len(ended) < len(left) else []
@@ -190,13 +190,18 @@ def check_all(
                 yield found[told]
                 told += 1
     failed: dict[int, list[str]] = {}
-    for share, run, what in late:
+    for share, run, said in late:
         named = [place for place in share if found[place].report.get("sourceRun") == run]
-        failed.setdefault(named[0] if named else share[-1], []).append(what)
-    for place, tried in sorted(failed.items()):
+        failed.setdefault(named[0] if named else share[-1], []).append(said)
+    for place, reasons in sorted(failed.items()):
         result = found[place]
-        said_late = [escape_of(what, late=True).message() for what in dict.fromkeys(tried)]
-        yield result._replace(status="fail", reasons=[*result.reasons, *said_late], code=result.code or 1)
+        yield result._replace(status="fail", reasons=[*result.reasons, *dict.fromkeys(reasons)], code=result.code or 1)
+
+
+def _reason(message: Mapping[str, Any]) -> str:
+    """Why something after the end of a replay fails it."""
+    found = message.get("missing")
+    return escape_of(message["late"], late=True).message() if found is None else str(found["message"])
 
 
 def _ended(path: Path, code: int) -> Result:

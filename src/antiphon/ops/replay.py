@@ -173,9 +173,11 @@ def shown(recording: Recording, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def conclude(app: Antiphon, data: dict[str, Any], given: Any, late: Sequence[str]) -> None:
-    """Keep a replay that ran in another process, with what was tried after its end."""
-    with_late(data, late)
+def conclude(
+    app: Antiphon, data: dict[str, Any], given: Any, late: Sequence[str], missing: Sequence[dict[str, Any]]
+) -> None:
+    """Keep a replay that ran in another process, with what was tried after its end, and what did not come then."""
+    with_late(data, late, missing)
     if data["replayType"] == "A":
         source = app.journal.manifest(data["sourceRun"])
         if source is not None:

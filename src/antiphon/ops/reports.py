@@ -385,14 +385,14 @@ def _ended(refusals: Sequence[Any], error: BaseException | None) -> dict[str, An
     return {"error": {"code": str(getattr(error, "code", kind)), "class": kind, "message": str(error)}}
 
 
-def with_late(data: dict[str, Any], late: Sequence[str]) -> None:
-    """Add what was refused after the end of the replay: it fails the verdict."""
-    for what in dict.fromkeys(late):
-        found = escape_of(what, late=True)
-        data["divergences"].append(found.to_wire(data["sourceRun"]))
+def with_late(data: dict[str, Any], late: Sequence[str], missing: Sequence[dict[str, Any]]) -> None:
+    """Add what was refused after the end of the replay, and what is missing there: it fails the verdict."""
+    refused = list(dict.fromkeys(late))
+    data["blocked"] = [*data.get("blocked", ()), *({"what": what} for what in refused)]
+    for found in [*(escape_of(what, late=True).to_wire(data["sourceRun"]) for what in refused), *missing]:
+        data["divergences"].append(found)
         data["verdict"] = "fail"
-        data["verdictReasons"] = [*data["verdictReasons"], found.message()]
-        data["blocked"] = [*data.get("blocked", ()), {"what": what}]
+        data["verdictReasons"] = [*data["verdictReasons"], found["message"]]
         if "divergenceCount" in data:
             data["divergenceCount"] += 1
 

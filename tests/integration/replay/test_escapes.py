@@ -172,3 +172,57 @@ def test_the_end_of_a_process_belongs_to_the_verdict(tmp_path: Path, mode: str) 
     assert list((tmp_path / "effects").iterdir()) == []
     for name in ("exit handler", "thread", "timer", "del at exit", "generator", "finalizer at exit"):
         assert f"effects/{name}" in said, name
+
+
+LATE = """
+import atexit, os, threading, time
+import antiphon
+
+app = antiphon.Antiphon()
+
+
+@app.gateway.tool(idempotent=False, effect="write")
+def send(to: str) -> str:
+    return f"sent {to}"
+
+
+def later(seconds, to):
+    time.sleep(seconds)
+    send(to=to)
+
+
+@antiphon.agent
+def main(dropped):
+    kept = {"soon": 0.05, "later": 1.2, "exit handler": 0}
+    kept.pop(os.environ.get("DROPPED"), None)
+    for to, seconds in kept.items():
+        if seconds:
+            threading.Thread(target=antiphon.wrap_context(later), args=(seconds, to)).start()
+        else:
+            atexit.register(send, to)
+    return "done"
+"""
+
+
+@pytest.mark.parametrize("dropped", ["nothing", "soon", "later", "exit handler"])
+def test_what_the_recording_has_after_its_end_belongs_to_the_verdict(tmp_path: Path, dropped: str) -> None:
+    (tmp_path / "agent.py").write_text(LATE)
+
+    def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "antiphon.cli", *words],
+            cwd=tmp_path,
+            env={**os.environ, "ANTIPHON_HOME": str(tmp_path / "home"), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    made = command("run", "agent.py:main", "--input", "1", "--json")
+    assert made.returncode == 0, made.stderr
+    run = json.loads(made.stdout)["run"]
+    assert command("export", run, "-o", "golden.antiphon").returncode == 0
+    for words in (("replay", run, "--strict", "--json"), ("test", "golden.antiphon", "--json")):
+        done = command(*words, DROPPED=dropped)
+        assert done.returncode == (0 if dropped == "nothing" else 1), done.stdout + done.stderr
+        assert ("send did not happen" in done.stdout) == (dropped != "nothing"), done.stdout

@@ -491,3 +491,41 @@ def test_each_test_has_a_memory_store_of_its_own(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
     assert not (tmp_path / ".antiphon").exists()
+
+
+LATE = """
+import os
+import threading
+import time
+
+import antiphon
+import pytest
+
+gateway = antiphon.Gateway()
+
+
+@gateway.tool(idempotent=False, effect="write")
+def send(to: str) -> str:
+    return f"sent {to}"
+
+
+def later():
+    time.sleep(0.05)
+    send(to="ada")
+
+
+@pytest.mark.antiphon
+def test_late():
+    if "DROPPED" not in os.environ:
+        threading.Thread(target=antiphon.wrap_context(later)).start()
+"""
+
+
+def test_a_dropped_call_of_a_late_thread_fails_the_test(project: Project) -> None:
+    (project.folder / "test_agent.py").write_text(LATE)
+    assert project.run("--antiphon-record")[0] == 0
+    code, out = project.run()
+    assert code == 0, out
+    code, out = project.run(DROPPED="1")
+    assert code == 1
+    assert "send did not happen" in out

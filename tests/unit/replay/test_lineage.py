@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import gc
 import threading
@@ -79,6 +80,53 @@ def test_a_call_of_a_thread_after_the_end_is_an_addendum_and_is_answered(shop: S
     assert report.passed, report.text()
     assert shop.sent == ["bye"]
     assert shop.refused == []
+
+
+@pytest.mark.parametrize("change", ["dropped", "swapped", "added", "none"])
+def test_what_comes_after_the_end_is_compared(shop: Shop, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    monkeypatch.setattr("antiphon.ops.entry.GRACE_S", 0)
+    threads: list[threading.Thread] = []
+    ended, changed = threading.Event(), False
+
+    def work() -> None:
+        texts = ["a", "b"] if not changed or change != "swapped" else ["b", "a"]
+        for text in texts + ["c"] * (changed and change == "added"):
+            shop.try_to_send(text, ended)
+
+    def main() -> str:
+        if not changed or change != "dropped":
+            threads.append(threading.Thread(target=antiphon.wrap_context(work)))
+            threads[-1].start()
+            if changed:
+                threads[-1].join()
+        return "queued"
+
+    run = shop.app.record(main)
+    ended.set()
+    threads[0].join()
+    assert run.late_calls == 2
+    changed = True
+    report = shop.replay(run, main)
+    assert report.passed == (change == "none"), report.text()
+    assert shop.sent == ["a", "b"]
+
+
+def test_a_replay_in_this_process_does_not_wait_for_exit_handlers(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: list[Any] = []
+    monkeypatch.setattr("atexit.register", handlers.append)
+    monkeypatch.setattr("antiphon._lineage._patched", antiphon._lineage._patched - {"atexit"})
+
+    def main() -> str:
+        atexit.register(lambda: shop.send(text="bye"))
+        return "done"
+
+    run = shop.app.record(main)
+    handlers[0]()
+    assert run.late_calls == 1
+    report = shop.replay(run, main)
+    assert report.passed, report.text()
+    handlers[1]()
+    assert shop.sent == ["bye"]
 
 
 def test_a_late_call_that_the_recording_lacks_is_refused_during_later_live_runs_too(

@@ -99,16 +99,19 @@ def test_a_run_without_events_is_no_recording() -> None:
         script.recording()
 
 
-def test_what_came_after_the_end_is_answered_and_has_no_place() -> None:
+def test_what_came_after_the_end_has_its_place_behind_it() -> None:
     script = Script()
     script.call("look", {"n": 1}, "in time")
     script.call("look", {"n": 2}, "late", meta={module.AFTER_END: True})
+    undo = "0/1:~undo 01a1edbd-1eed-7000-bd36-6cbcdd990001#0"
+    script.call("look", {"n": 3}, "undone by an operator", lane=undo, meta={module.AFTER_END: True})
     recording = script.recording()
     late = recording.find("0", "tools/look", "look{'n': 2}", 0)
     assert late is not None
     assert late.after_end
     assert recording.answer(late).value == "late"
-    assert recording.lanes == {"0": [0, 1]}
+    assert recording.lanes == {"0": [0, 1, 3]}
+    assert list(recording.late["0"]) == [3]
     assert [call.digest for call in recording.top_calls()] == ["look{'n': 1}"]
 
 
