@@ -399,7 +399,7 @@ def _task_factory() -> Callable[..., Any]:
     import asyncio
 
     class Watched(asyncio.Task[Any]):
-        """A task of a run; says whether anybody awaits it."""
+        """A task of a run; says whether anybody awaits it, or sees that it is done."""
 
         origin: Origin
         awaited = False
@@ -416,8 +416,18 @@ def _task_factory() -> Callable[..., Any]:
         __iter__ = __await__
 
         def result(self) -> Any:
-            self._await()
+            self.done()
             return super().result()
+
+        def exception(self) -> Any:
+            self.done()
+            return super().exception()
+
+        def done(self) -> bool:
+            is_done = super().done()
+            if is_done:  # no need to await it: a replay, which answers at once, comes here more often
+                self._await()
+            return is_done
 
         def add_done_callback(self, callback: Any, /, **options: Any) -> None:
             if str(getattr(callback, "__module__", "")).partition(".")[0] in ("asyncio", "anyio"):

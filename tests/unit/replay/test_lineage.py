@@ -261,6 +261,35 @@ def test_dropped_awaits_and_cancelled_tasks_are_divergences(shop: Shop, change: 
         assert {"dropped": "not awaited any more", "cancelled": "cancelled now"}.get(change, "never awaited") in said
 
 
+@pytest.mark.parametrize("looks", ["done", "exception"])
+def test_a_task_that_is_seen_to_be_done_need_not_be_awaited(shop: Shop, looks: str) -> None:
+    """A replay answers at once, so that a task is done where the recording still had to wait for it."""
+    replayed = False
+
+    async def guard() -> str:
+        for _ in range(0 if replayed else 9):
+            await asyncio.sleep(0)
+        return await shop.post(text="x")
+
+    async def main() -> str:
+        task = asyncio.create_task(guard())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if looks == "done" and not task.done():
+            await task
+        if looks == "exception":
+            try:
+                task.exception()
+            except asyncio.InvalidStateError:
+                await task
+        return "done"
+
+    run = shop.app.record(main)
+    replayed = True
+    report = shop.replay(run, main)
+    assert report.passed, report.text()
+
+
 def test_a_task_that_a_finalizer_makes_is_no_divergence(shop: Shop) -> None:
     """As clients of SDKs do, which close themselves when the collector finds them."""
     kept: list[Any] = []
