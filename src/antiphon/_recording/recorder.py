@@ -131,6 +131,7 @@ class LateRow(Row):
         return body
 
 
+_DIGESTS_KEPT = 100_000
 GROUP = 64
 """So many chunks are written at once."""
 LONGEST_S = 0.1
@@ -445,18 +446,23 @@ class Recorder:
         data = dump(arguments)
         clean, masking = self.masked(data)
         if masking is None:
-            self._written.add(digest)
+            self._note_written(digest)
             return data, digest, None
         masking = Masking(masking.masks, masking.original, digest)
         if digest not in self._written:
             digest = hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest()
         return clean, digest, masking
 
+    def _note_written(self, digest: str) -> None:
+        if len(self._written) >= _DIGESTS_KEPT:  # a run may last for weeks
+            self._written.clear()
+        self._written.add(digest)
+
     def present(self, arguments: Any, digest: str) -> tuple[Any, str, Any]:
         """The same with the arguments as values."""
         if type(arguments) is dict and self._redaction_cache.has_no_secret(arguments):
             self._presented = arguments, dump(arguments)
-            self._written.add(digest)
+            self._note_written(digest)
             return arguments, digest, None
         data, digest, masking = self.shown(arguments, digest)
         if masking is not None:
