@@ -21,7 +21,7 @@ from antiphon.config.model import Config, PriceSection
 from antiphon.config.wiring import ConfigLike, blobs_of, key_ring_of, resolve, rules_of, store_from
 from antiphon.contract.events import GIVEN, UNSERIALISABLE, Event, RunManifest, is_masked
 from antiphon.errors import ConfigError, InvalidInput, NotFound
-from antiphon.ops.entry import AGENT_MARK, call_entry, check_arguments, load_entry, name_of
+from antiphon.ops.entry import AGENT_MARK, GRACE_S, call_entry, check_arguments, load_entry, name_of
 from antiphon.ops.inputs import Kept, arguments_again, arguments_of, by_name, is_arguments, written_input
 from antiphon.ports import Blobs, Clock, Invoker, Listener, Row, Store, SyncJournal
 
@@ -282,7 +282,10 @@ class Antiphon:
     def record(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Run: ...
 
     def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run *function* as a recorded run. A coroutine function gives an awaitable inside an event loop."""
+        """Run *function* as a recorded run. A coroutine function gives an awaitable inside an event loop.
+
+        Elsewhere it gets an event loop, and tasks that it leaves behind get a second to end, as in a replay.
+        """
         from antiphon._recording.manifest import entry_of
 
         given = {"args": list(args), **({"kwargs": kwargs} if kwargs else {})}
@@ -301,9 +304,17 @@ class Antiphon:
 
         import asyncio
 
+        async def settled() -> Run:
+            try:
+                return await recorded()
+            finally:
+                if run.status != "interrupted":
+                    await run.scope.origin.settle(GRACE_S)
+                await run._recorder.close()
+
         if asyncio._get_running_loop() is not None:
             return recorded()
-        return asyncio.run(recorded())
+        return asyncio.run(settled())
 
 
 @contextmanager

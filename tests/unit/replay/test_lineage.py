@@ -335,6 +335,33 @@ def test_tasks_that_were_never_awaited_stay_so(shop: Shop) -> None:
     assert sorted(shop.sent) == ["a", "background"]
 
 
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_task_that_goes_on_after_the_end_is_waited_for(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, dropped: bool
+) -> None:
+    if dropped:
+        monkeypatch.setattr("antiphon.ops.entry.GRACE_S", 0)
+    changed = False
+
+    async def background() -> str:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return await shop.post(text="background")
+
+    async def main() -> str:
+        if not (changed and dropped):
+            asyncio.get_running_loop().create_task(background())
+        return await shop.post(text="now")
+
+    run = shop.app.record(main)
+    assert shop.sent == ["now", "background"]
+    assert run.late_calls == 1
+    changed = True
+    report = shop.replay(run, main)
+    assert report.passed != dropped, report.text()
+    assert shop.sent == ["now", "background"]
+
+
 @pytest.mark.parametrize("waits", [asyncio.Event.wait, anyio.Event.wait, asyncio.Queue.get])
 def test_a_framework_that_cancels_its_own_wait_is_no_divergence(shop: Shop, waits: Any) -> None:
     """A replay answers sooner or elsewhere than the world: frameworks then cancel what they only wait with."""
