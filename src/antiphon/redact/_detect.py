@@ -21,10 +21,10 @@ from antiphon.redact._tokens import deferred, looks_random
 _ESCAPES = re.compile(r"\\[nrt]")
 _PAIR = deferred(
     r"(?:(?<![A-Za-z0-9_.$-])|(?<=%(?:26|3F|3f)))(?:--|-)?"
-    r"(?P<name>[A-Za-z_$][A-Za-z0-9_.$-]{1,63}(?: (?:[Kk]ey|[Tt]oken|[Ss]ecret|[Cc]ode))?)"
+    r"(?P<name>[A-Za-z_$][A-Za-z0-9_.$-]{1,63}+(?: (?:[Kk]ey|[Tt]oken|[Ss]ecret|[Cc]ode))?)"
     r"(?P<close>\\*[\"'`])?\]?(?:\*{1,2}(?=:))?[ \t]*(?P<sep>=>|:=|={1,2}|:|%3[DdAa])"
     r"(?:(?<=:)(?:\*{1,2}|__)(?=[ \t]))?[ \t]*"  # the end of **name:**
-    r"|(?<![A-Za-z0-9_.$-])--(?P<flag>[a-z][a-z0-9-]{1,40})"
+    r"|(?<![A-Za-z0-9_.$-])--(?P<flag>[a-z][a-z0-9-]{1,40}+)"
     rf"(?:[ \t]+(?=[^\s-])|{tokens.COMMA}(?=\\*[\"'][^-]))"
 )
 _QUOTE = deferred(r"\\*[\"'`]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from itertools import compress
@@ -412,25 +413,28 @@ class Redactor:
         """Secrets in arguments of a command, by index, that the option or the command before them shows: what the rules
         find in the list as it is written, and not in the argument alone.
         """
-        if not any(type(item) is str and item[:1] == "-" for item in value):
+        for item in value:
+            if type(item) is str and item[:1] == "-":
+                break
+        else:
             return None
         texts = [_NOT_WRITTEN().sub("\0", item) if type(item) is str else "" for item in value]
-        options = [_OPTION().match(text) is not None for text in texts]
-        if not any(options):
-            return None
-        spans = self._text.spans(f'"{_COMMA.join(texts)}"', causes, entropy=False)
+        written = f'"{_COMMA.join(texts)}"'
+        causes = self._prefilter.causes(written.encode("utf-8", "surrogatepass"), causes)
+        spans = deque(self._text.spans(written, causes, entropy=False) if causes else ())
         told: dict[int, Span] = {}
-        start = 1
+        start, after_option = 1, False
         for index, text in enumerate(texts):
-            end = start + len(text)
-            if options[index] or (index and options[index - 1]):
-                found = [span for span in spans if start <= span.start < end]
-                inside = [Span(span.start - start, span.end - start, span.kind) for span in found]
-                alone = self._text.spans(text, causes, entropy=False) if inside else []
-                inside = [span for span in inside if span not in alone and (span.start or not options[index])]
-                if inside:
-                    told[index] = inside[0]
-            start = end + len(_COMMA)
+            is_option = _OPTION().match(text) is not None
+            while spans and spans[0].start < start + len(text):
+                begin, end, kind = spans.popleft()
+                found = Span(begin - start, end - start, kind)
+                if begin < start + is_option or index in told or not (after_option or is_option):
+                    continue
+                if found not in self._text.spans(text, causes, entropy=False):
+                    told[index] = found
+            start += len(text) + len(_COMMA)
+            after_option = is_option
         return told
 
     @staticmethod

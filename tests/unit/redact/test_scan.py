@@ -41,6 +41,17 @@ def test_json_is_located_by_pointer(tmp_path: Path) -> None:
     ]
 
 
+def test_arguments_of_a_command_and_names_in_bold_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "run.antiphon"
+    command = ["curl", "-u", "ada:tr0ub4dor", "--token", "S3cr3t-horse"]
+    file.write_text(json.dumps({"argv": command, "answer": "**Password:** `Zq9-battery`"}))
+    assert [(f.where, f.kind) for f in scan(file)] == [
+        ("/argv/2", "password"),
+        ("/argv/4", "token"),
+        ("/answer", "password"),
+    ]
+
+
 def test_json_lines_are_located_by_line_and_pointer(tmp_path: Path) -> None:
     file = tmp_path / "log.jsonl"
     file.write_text('{"a": 1}\n{"token": "tr0ub4dor"}\n')
