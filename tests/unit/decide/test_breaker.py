@@ -576,6 +576,8 @@ def test_a_pause_is_told_without_a_change_of_state() -> None:
     breaker.failure(permit(breaker, 0.0), 0.0, "rate_only", 10_000)
     assert breaker.export(4.0) == Snapshot("CLOSED", 0, 6_000, THROTTLED_REASON)
     assert breaker.export(10.0) == Snapshot("CLOSED", 0, 0, THROTTLED_REASON)
+    breaker.force_open(4.0, "by hand")
+    assert breaker.export(4.0) == Snapshot("FORCED_OPEN", 1, 0, "by hand"), "a forced state does not end with a pause"
 
 
 def test_a_reset_elsewhere_ends_a_pause_and_starts_anew() -> None:
