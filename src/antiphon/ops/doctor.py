@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,8 +12,10 @@ from typing import Any
 
 from antiphon._diff import plural
 from antiphon._drive import drive
+from antiphon._gateway.owner import owner_token
 from antiphon._gateway.switches import start_value
 from antiphon._recording.run import Run
+from antiphon.canonical import canonical_digest
 from antiphon.config.wiring import seal_key_file
 from antiphon.errors import AntiphonError
 from antiphon.ops.admin import Admin, usage
@@ -23,6 +26,7 @@ from antiphon.ops.finalizers import living
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import list_runs
 from antiphon.ops.storage import waiting_uploads
+from antiphon.ports import Claimed, ClaimTemplate, StaticClaimRequest
 
 _RETRYING = {
     "openai": "max_retries=0 (antiphon.wrap sets it)",
@@ -33,6 +37,8 @@ _RETRYING = {
 }
 
 
+_TENANT = "antiphon-doctor"
+"""Of the claim on trial: nobody else finds it in his lists."""
 LEVELS = ("error", "warning", "ok", "note")
 """Worst first."""
 
@@ -79,10 +85,36 @@ def _store(app: Antiphon) -> Iterator[dict[str, Any]]:
     parts = [facts["claims"], facts["log"]] if facts.get("store") == "composed" else [facts]
     for part in parts:
         yield from _server(app.store.url if part is facts else "", part)
+    if not any(part.get("readOnly") for part in parts):
+        yield from _trial(app)
     if not app.journal.durable:
         yield _found(
             "warning", "store", "claims are lost when this process ends", "Use sqlite:, redis: or postgresql:."
         )
+
+
+def _trial(app: Antiphon) -> Iterator[dict[str, Any]]:
+    """Whether the store takes claims, those of safety-critical calls too: make one, and take it back."""
+    token = secrets.token_hex(8)
+    template = ClaimTemplate(
+        tool="antiphon/doctor", session="", actor="", ttl_ms=1000, lease_ms=1000, owner=owner_token(), tenant=_TENANT
+    )
+    request = StaticClaimRequest(
+        key=canonical_digest([_TENANT, token]),
+        identity=token,
+        template=template,
+        idempotency_key=token,
+        params=("", ""),
+        request_id=token,
+        token=token,
+        wait_replicas=app.config.store.wait_replicas,
+    )
+    try:
+        claim = app.journal.begin(request)
+        if isinstance(claim, Claimed):
+            app.journal.clear(request.key, claim.version)
+    except AntiphonError as error:
+        yield _found("error", "store", f"claims are refused: {error.message}", error.hint)
 
 
 def _originals(app: Antiphon) -> Iterator[dict[str, Any]]:

@@ -52,9 +52,9 @@ def command(fleet_url: str, tmp_path: Path) -> Type:
     return _commands(fleet_url, tmp_path)
 
 
-def _commands(url: str, folder: Path) -> Type:
+def _commands(url: str, folder: Path, *settings: str) -> Type:
     file = folder / "antiphon.toml"
-    file.write_text(f'[store]\nurl = "{url}"\n')
+    file.write_text("\n".join(("[store]", f'url = "{url}"', *settings, "")))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -121,9 +121,40 @@ def test_doctor_names_what_weakens_a_server(valkey_server: Callable[..., Valkey]
     assert said.returncode == 0
     assert "allkeys-lru: Redis may evict claims; set noeviction" in said.stdout
     assert "appendonly is off: a restart loses claims" in said.stdout
-    replica = valkey_server(replicaof=weak)
-    said = _commands(replica.url, tmp_path)("doctor")
-    assert "this is a replica: claims cannot be written" in said.stdout
+
+
+@pytest.mark.parametrize("fault", ["replica", "full", "too few replicas"])
+def test_doctor_fails_where_claims_are_refused(
+    valkey_server: Callable[..., Valkey], tmp_path: Path, fault: str
+) -> None:
+    server = valkey_server(appendonly=True)
+    well = _commands(server.url, tmp_path, "wait_replicas = 1" if fault == "too few replicas" else "")
+    if fault == "replica":
+        replica = valkey_server(replicaof=server, appendonly=True)
+        said = _commands(replica.url, tmp_path)("doctor")
+        assert f"{replica.url} is a read-only replica\n    Name the primary in [store]." in said.stdout
+    elif fault == "full":
+        server.command("CONFIG", "SET", "maxmemory", "1")
+        said = well("doctor")
+        assert "claims are refused" in said.stdout
+        assert "is full (maxmemory)" in said.stdout
+        server.command("CONFIG", "SET", "maxmemory", "0")
+    else:
+        said = well("doctor")
+        assert "claims are refused: Only 0 of 1 replicas confirmed the claim" in said.stdout
+        valkey_server(replicaof=server, appendonly=True)
+    assert said.returncode == 1
+    assert "may be made again" not in said.stdout, "nothing is lost"
+    examined = json.loads(_commands(server.url, tmp_path)("doctor", "--json").stdout)
+    assert examined["ok"]
+
+
+def test_doctor_leaves_no_claim(fleet_url: str, command: Type) -> None:
+    assert command("doctor").returncode == 0
+    journal = open_store(fleet_url).open_sync()
+    assert journal.list(tenant="antiphon-doctor") == []
+    assert journal.list(tenant="default") == []
+    journal.close()
 
 
 def _commands_of(server: Valkey) -> int:

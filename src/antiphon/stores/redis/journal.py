@@ -238,8 +238,6 @@ def _report(target: Target, about: Mapping[str, str], latency_ms: float) -> Mapp
         warnings.append(f"maxmemory-policy is {policy}: Redis may evict claims; set noeviction")
     if not append_only:
         warnings.append("appendonly is off: a restart loses claims")
-    if about.get("role") not in ("master", None):
-        warnings.append("this is a replica: claims cannot be written")
     return {
         "store": "redis",
         "url": target.safe_url,
@@ -247,6 +245,7 @@ def _report(target: Target, about: Mapping[str, str], latency_ms: float) -> Mapp
         "server": "valkey" if "valkey_version" in about else "redis",
         "durable": append_only,
         "appendonly": append_only,
+        "readOnly": about.get("role") not in ("master", None),
         "replicas": int(about.get("connected_slaves", 0)),
         "maxmemoryPolicy": policy,
         "latencyMs": round(latency_ms, 3),
