@@ -132,16 +132,19 @@ def close(result: StrictResult, run: Run) -> None:
         return
     observer.late, replay.view = replay.note, recording.view
 
-    def tell(lane: str) -> None:
-        left = {found.lane: (ms, found) for ms, found in observer.late_left()}
-        for listen in tuple(on_left):
-            if lane not in left:
-                listen(replay, lane, None, True)
-                continue
-            ms, found = left[lane]
+    def left_of(lane: str) -> tuple[dict[str, Any] | None, bool]:
+        for ms, found in observer.late_left():
             certain = _soon(ms) and not origin.has_handlers
-            if certain or not origin.cut_off:
-                listen(replay, lane, recording.view(found.to_wire(recording.manifest.id)), certain)
+            if found.lane == lane and (certain or not origin.cut_off):
+                return recording.view(found.to_wire(recording.manifest.id)), certain
+        return None, True
+
+    def tell(lane: str) -> None:
+        told = None
+        while (left := left_of(lane)) != told:  # another thread may have told a later state meanwhile
+            for listen in tuple(on_left):
+                listen(replay, lane, *left)
+            told = left
 
     if on_left:
         observer.moved = tell
