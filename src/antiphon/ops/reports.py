@@ -227,12 +227,16 @@ def score_runs(
     replayed: Recording,
     *,
     new: int | None = None,
-    used: int | None = None,
+    answered: Sequence[RecordedCall] | None = None,
     embedder: Any = None,
     min_ars: float = 0.8,
     reviewed: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
-    """Scores, structure and verdict of two runs."""
+    """Scores, structure and verdict of two runs.
+
+    Of a replay, *answered* are the recorded calls whose answers it used, and *new* is the number of tool calls that had
+    none; one that was made live and is equal to a recorded call counts as that call.
+    """
     left, right = ([call_of(app, run, call, reviewed) for call in run.top_calls()] for run in (recorded, replayed))
     outputs = outputs_of(replayed)
     if recorded.is_old and not replayed.is_old:  # lay placeholders beside placeholders
@@ -241,12 +245,18 @@ def score_runs(
         right = [replace(call, arguments=present(call.arguments), value=present(call.value)) for call in right]
     structure = scoring.structure(left, right)
     tools = [call for call in left if call.kind != "llm"]
-    if used is None or new is None:
+    if answered is None or new is None:
         kept = [call for call in right if call.kind != "llm"]
         compared = scoring.structure(tools, kept)
         paired = sum(pair.left is not None and pair.right is not None for pair in compared.pairs)
         used = min(len(tools), paired - len(compared.changed))
         new = max(0, len(kept) - used)
+    else:
+        used = sum(call.kind != "llm" for call in answered)
+        others = {str(call.started) for call in answered} | {change.recorded.id for change in structure.changed}
+        again = [left[pair.left] for pair in structure.pairs if pair.left is not None and pair.right is not None]
+        live = min(new, sum(call.kind != "llm" and call.id not in others for call in again))
+        used, new = used + live, new - live
     scored = _scored(
         len(tools),
         used,
@@ -449,7 +459,7 @@ def explore_report(
         recording,
         explored.recording,
         new=len(invoker.new) + len(invoker.blocked),
-        used=sum(call.kind != "llm" for call in answered),
+        answered=answered,
         embedder=embedder,
         min_ars=floor,
         reviewed=reviewed,

@@ -244,6 +244,18 @@ def test_the_recorded_model_with_live_tools() -> None:
     report = agent.explore(run, table=table)
     assert len(agent.executed) == 1
     assert report["liveModelCalls"] == 0
+    assert (report["newToolCalls"], report["unusedToolCalls"], report.passed) == (0, 0, True)
+
+
+def test_a_live_call_is_new_unless_it_was_recorded() -> None:
+    agent = Agent([SF, says("sunny")])
+    run = agent.record()
+    live = BoundaryTable(rules=(BoundaryRule(match="llm", mode="live"), BoundaryRule(match="tool", mode="live")))
+    twice = agent.explore(run, [SF, SF, says("sunny")], table=live)
+    assert (twice["newToolCalls"], twice["unusedToolCalls"]) == (1, 0)
+    other = agent.explore(run, [asks("search_web", q="tides"), says("sunny")], table=live)
+    assert (other["newToolCalls"], other["unusedToolCalls"]) == (1, 1)
+    assert len(agent.executed) == 3
 
 
 def test_a_fork_is_frozen_before_and_live_after() -> None:
