@@ -2,7 +2,7 @@
 
     REDIS_URL=redis://localhost:6379/0 python examples/queue_worker.py
 
-The message's own id is the call's identity, so a redelivered message is answered from its record.
+The message's own id is the key, so a redelivered message is answered from its record.
 """
 
 import os
@@ -26,7 +26,7 @@ def send_invoice(number: str) -> str:
 def handle(message: dict[str, str]) -> str:
     """The job. What it returns is the same for the first delivery and for every other one."""
     turn = gateway.session("invoices", actor="worker").turn()
-    result = turn.call("send_invoice", {"number": message["number"]}, call_id=message["id"])
+    result = turn.call("send_invoice", {"number": message["number"]}, key=message["id"])
     if not result.ok:
         raise RuntimeError(f"{message['id']}: {result.code}")  # the queue keeps the message for a person
     return str(result.content)

@@ -317,6 +317,8 @@ def key_text(value: Any) -> tuple[str, str]:
         raise InvalidInput(f"A key is a text, a whole number or an id, not {value!r}.", path="$.key")
     if hasattr(value, "__len__") and not len(value):
         raise InvalidInput("The key is empty.", path="$.key")
+    if isinstance(value, (tuple, list)) and any(part is None or part == "" for part in value):
+        raise InvalidInput("A part of the key is empty.", hint="Calls without it would share one key.", path="$.key")
     from antiphon._arguments import Unwritable, written
 
     try:

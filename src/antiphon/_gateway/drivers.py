@@ -38,16 +38,21 @@ from antiphon.ports import Answer, Blobs, BreakerRow, Invocation, Journal, Row, 
 
 log = logging.getLogger("antiphon.gateway")
 
+_MOST_FAILURES = 10
+"""A decision about what broke off that is itself broken off so often in a row is no interrupt: it fails always."""
+
 
 def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> Outcome | None:
     """Make a call in this thread; only control flow leaves as an exception."""
     error: BaseException | None = None
+    failed = 0
     try:
         while True:
             try:
                 if error is not None:
-                    broken, error = error, None
+                    broken, error, failed = error, None, failed + 1
                     step = broke_off(call, step, broken)
+                    failed = 0
                 elif step is None:
                     step = admit(call)
                 while True:  # a plain call goes through once
@@ -67,7 +72,7 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
                         step = step.then(call, step.ask(world))
                 break
             except BaseException as raised:
-                error = raised
+                error = _again(raised, failed)
     except BaseException:
         abandon(call)
         raise
@@ -76,17 +81,26 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
     return call.outcome
 
 
+def _again(error: BaseException, failed: int) -> BaseException:
+    """What the next round looks at, unless looking at it has failed too often."""
+    if failed > _MOST_FAILURES:
+        raise error
+    return error
+
+
 async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = None) -> Outcome | None:
     """Make a call in this task; what an interrupt leaves to be done is done in a task of its own."""
     error: BaseException | None = None
+    failed = 0
     extras = call.extras  # of a call that is being repaired: its own task lets the interrupt pass
     before = None if extras is NO_EXTRAS else extras.interrupt
     try:
         while True:
             try:
                 if error is not None:
-                    broken, error = error, None
+                    broken, error, failed = error, None, failed + 1
                     step = broke_off(call, step, broken)
+                    failed = 0
                     if call.extras.interrupt is not before:
                         break
                 elif step is None:
@@ -109,7 +123,7 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
                     if step.__class__ is not Plain:
                         step = step.then(call, await step.ask(world))
             except BaseException as raised:
-                error = raised
+                error = _again(raised, failed)
         interrupt = call.extras.interrupt
         assert interrupt is not None
         if isinstance(interrupt, GeneratorExit):  # a closed coroutine cannot wait

@@ -16,6 +16,7 @@ from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome
 from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.steps import DONE, SETTLE, Append, Forgotten, Mark, Put, Read, Reclaim, ShareBreaker, Step
 from antiphon._late import traceback_of
+from antiphon.contract._base import LONGEST_MS
 from antiphon.contract.record import DedupeRecord
 from antiphon.decide.claim import UNKNOWN_CODE, is_unknown
 from antiphon.errors import InvalidInput, StoreError
@@ -25,7 +26,7 @@ log = logging.getLogger("antiphon.gateway")
 
 ARGUMENTS = " Arguments: "
 """What stands before the masked arguments in the message of an unknown outcome."""
-NEVER_MS = 100 * 365 * 86_400_000
+NEVER_MS = LONGEST_MS
 """Time to live of a record that somebody has to settle."""
 _UNDER_WAY_S = 30.0
 """So long a request whose caller was interrupted may take to reach the store."""

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from antiphon.contract._base import Lasting
+
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -114,11 +116,11 @@ class BreakerSection(Section, frozen=True):
 class TtlSection(Section, frozen=True):
     """How long claim records are kept."""
 
-    done_ms: Positive = 86_400_000
+    done_ms: Lasting = 86_400_000
     """Records of successful calls and of unknown outcomes."""
-    failed_ms: Positive = 300_000
+    failed_ms: Lasting = 300_000
     """Records of failed calls."""
-    lease_ms: Positive = 120_000
+    lease_ms: Lasting = 120_000
     """How long a claim is held without renewal."""
 
 

@@ -11,13 +11,17 @@ from msgspec import UNSET, Meta, UnsetType
 
 from antiphon.errors import ContractError
 
-__all__ = ["UNSET", "Id", "Millis", "Name", "UnsetType", "Value", "decode", "given"]
+__all__ = ["LONGEST_MS", "UNSET", "Id", "Lasting", "Millis", "Name", "UnsetType", "Value", "decode", "given"]
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 """Any non-empty id of up to 256 characters (ours are UUIDv7)."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Millis = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+LONGEST_MS = 100 * 365 * 86_400_000
+"""A hundred years: as long as anything is kept."""
+Lasting = Annotated[int, Meta(ge=1, le=LONGEST_MS)]
+"""Milliseconds for which something is kept or held."""
 
 T = TypeVar("T")
 _PATH = re.compile(r" - at `(?P<path>.+)`$")

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from msgspec import Meta
 from msgspec.structs import force_setattr
 
-from antiphon.contract._base import Millis, Name, Value
+from antiphon.contract._base import LONGEST_MS, Lasting, Millis, Name, Value
 from antiphon.errors import ContractError
 
 Effect = Literal["read", "write"]
 Reuse = Literal["turn", "session", "never"]
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 Positive = Annotated[int, Meta(ge=1)]
+LastingSeconds = Annotated[float, Meta(gt=0, le=LONGEST_MS // 1000)]
 
 
 class RetryPolicy(Value, frozen=True):
@@ -52,9 +53,9 @@ WRITE_BREAKER = BreakerPolicy(consecutive=5, rate=0.3, cooldown_ms=15_000)
 class Ttls(Value, frozen=True):
     """How long a claim record is kept, by state (R6)."""
 
-    done_ms: Millis = 86_400_000
-    failed_ms: Millis = 300_000
-    lease_ms: Annotated[int, Meta(ge=1)] = 120_000
+    done_ms: Annotated[int, Meta(ge=0, le=LONGEST_MS)] = 86_400_000
+    failed_ms: Annotated[int, Meta(ge=0, le=LONGEST_MS)] = 300_000
+    lease_ms: Lasting = 120_000
 
 
 def _policy(kind: type[Value], name: str, fields: Mapping[str, Any]) -> Value:
@@ -209,9 +210,9 @@ class ToolSpec(Value, frozen=True):
     """What a call is about, from its arguments: a function of them, or the name of one. The tool runs once for it."""
     key_ignore: tuple[str, ...] = ()
     """Parameters that may differ between calls with one key."""
-    key_ttl: Annotated[float, Meta(gt=0)] = 2_592_000.0
+    key_ttl: LastingSeconds = 2_592_000.0
     """Seconds for which a keyed call that is done answers: 30 days."""
-    unknown_ttl: Annotated[float, Meta(gt=0)] | None = None
+    unknown_ttl: LastingSeconds | None = None
     """Seconds after which an unknown outcome is forgotten; without it, it stays until somebody settles it."""
     approve: Callable[..., Any] | None = None
     """Which calls a person must approve: ``"always"``, a function of the arguments, or a configured policy."""
@@ -221,7 +222,7 @@ class ToolSpec(Value, frozen=True):
     """Parameters that may change after the approval. They are no part of the intent either (``volatile``)."""
     approve_bind: Literal["call", "intent"] = "call"
     """Who may spend an approval: the same call when it is made again, or the next equal call of the session."""
-    approval_ttl: Annotated[float, Meta(gt=0)] = 86_400.0
+    approval_ttl: LastingSeconds = 86_400.0
     """Seconds from the question to the last moment at which its approval can be spent."""
     approval_wait: Annotated[float, Meta(ge=0)] = 0.0
     """Seconds for which the call itself waits for the decision."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from antiphon import Gateway
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.settlement import NEVER_MS
 from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
@@ -311,3 +312,30 @@ def test_a_decorated_function_raises_its_own_exception_and_then_outcome_unknown(
     assert "antiphon claims resolve" in note
     with pytest.raises(OutcomeUnknown):
         pay(3)
+
+
+@pytest.mark.parametrize("option", ["unknown_ttl", "key_ttl", "approval_ttl"])
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e16])
+def test_nothing_is_kept_for_longer_than_a_store_can_say(option: str, seconds: float) -> None:
+    gateway: Any = Gateway(store="memory:")
+
+    def pay(order: str) -> None:
+        raise AssertionError
+
+    with pytest.raises(InvalidInput, match=option):
+        gateway.tool(idempotent=False, key="order", **{option: seconds})(pay)
+
+
+def test_a_decision_that_always_fails_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway = Gateway(store="memory:")
+
+    @gateway.tool(idempotent=False)
+    def pay(order: str) -> None:
+        raise ValueError("declined")
+
+    def fails(*_: object) -> None:
+        raise OverflowError("a bug of ours")
+
+    monkeypatch.setattr("antiphon._gateway.drivers.broke_off", fails)
+    with pytest.raises(OverflowError, match="a bug of ours"):
+        pay("7")

@@ -137,6 +137,8 @@ def test_keys_as_text() -> None:
         ("", "The key is empty"),
         ("\t", "The key is empty"),
         ([], "The key is empty"),
+        (("order", None), "A part of the key is empty"),
+        (["order", ""], "A part of the key is empty"),
         (None, "not None"),
         (True, "not True"),
         (1.5, "not 1.5"),
