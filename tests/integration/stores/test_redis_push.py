@@ -177,6 +177,31 @@ def test_waiting_survives_the_end_of_many_subscriber_connections(face: Face, val
 
 
 @both_faces
+def test_a_subscriber_says_once_that_the_server_is_gone(
+    face: Face, valkey_server: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = valkey_server()
+
+    def said() -> int:
+        return sum("the subscriber lost its connection" in line for line in caplog.messages)
+
+    async def work(journal: RedisJournal) -> None:
+        heard: list[BreakerRow] = []
+        journal.subscribe_breakers("default", heard.append)
+        for outage in (1, 2):
+            heard.clear()
+            await journal.save_breaker("default", BreakerRow("b", "OPEN", outage, 0, "tripped", outage))
+            await _eventually(face, lambda: heard)
+            server.kill()
+            await _eventually(face, said)
+            await sleep(face, 0.5)
+            assert said() == outage
+            server.start()
+
+    in_face(face, RedisStore(server.url, retry_timeout_s=5), work)
+
+
+@both_faces
 def test_channels_nobody_needs_are_given_up(face: Face, valkey_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_module, "LINGER_S", 0.0)
     server = valkey_server()

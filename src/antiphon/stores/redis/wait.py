@@ -138,7 +138,8 @@ class Subscriber:
                     end_if_cancelled()
                     self._received(message)
             except (OSError, RedisError, RedisClusterException) as error:
-                log.warning("the subscriber lost its connection and connects again: %s", error)
+                if pause == _FIRST_PAUSE_S:  # once for each outage
+                    log.warning("the subscriber lost its connection and connects again: %s", error)
             finally:
                 if not self._loop.is_closed():  # otherwise this task is only being collected
                     await _stop(updating, pubsub)
