@@ -118,6 +118,23 @@ def test_calls_one_after_the_other_are_told_at_once_that_redis_is_away(
     gateway.close()
 
 
+def test_too_few_replicas_stop_only_the_calls_that_need_them(
+    valkey_server: Callable[..., Valkey], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The claim was given back: the store is not sick, and nothing is left to be written."""
+    server = valkey_server()
+    gateway = Gateway(store=RedisStore(server.url), config={"store": {"wait_replicas": 1}})
+    gateway.tool("send", idempotent=False)(lambda to: "sent")
+    refused = gateway.execute(envelope(call_id="c1", hints={"safetyCritical": True}))
+    assert refused.code == "store_unavailable"
+    assert "Only 0 of 1 replicas" in str(refused.error)
+    assert gateway._world.journal.list(tenant="default") == []
+    assert gateway.execute(envelope(call_id="c2")).ok
+    gateway.close()
+    assert "does not work" not in caplog.text
+    assert "could not be written" not in caplog.text
+
+
 @pytest.mark.parametrize("lost", ["flushed", "deleted"])
 def test_a_record_that_the_store_lost_is_written_anew(
     valkey_server: Callable[..., Valkey], tmp_path: Path, lost: str

@@ -23,6 +23,8 @@ _HOUR_MS = 3_600_000
 _LONGEST_MS = 900_000_000_000
 """Less than any moment: in an index, times and durations must not be mistaken for each other."""
 _MOST_ABANDONED = 1000
+TOO_FEW_REPLICAS = "replicas"
+"""The reason of a claim that too few replicas have: it was given back, and other claims may need fewer."""
 
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
@@ -92,7 +94,7 @@ class RedisClaims(RedisLog):
             if pin is not None and _crosses_slots(error):  # one address for the shards of a Cluster
                 self._client.slots = True
                 return await self._claim(request, version)
-            if not (isinstance(error, StoreUnavailable) and error.data.get("reason") == MOVING):
+            if not (isinstance(error, StoreUnavailable) and error.data.get("reason") in (MOVING, TOO_FEW_REPLICAS)):
                 # it may have been executed, or will be when a server wakes up
                 self._abandoned.append((key, nonce, wanted > 0))
             raise
@@ -136,6 +138,7 @@ class RedisClaims(RedisLog):
             f"Only {confirmed} of {wanted} replicas confirmed the claim in {self._wait_ms} ms; nothing was dispatched.",
             hint="Check the replicas, or require fewer (wait_replicas).",
             store="redis",
+            reason=TOO_FEW_REPLICAS,
         )
 
     async def _release(self, key: str, nonce: str, *, waited: bool = False) -> None:
