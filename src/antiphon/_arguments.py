@@ -211,9 +211,10 @@ def _datetime(value: datetime) -> dict[str, str]:
     return {"$datetime": (value if value.utcoffset() is None else value.astimezone(UTC)).isoformat()}
 
 
-def _zone(value: time) -> str:
-    """The zone of a time of day: its distance from UTC is not known without a date."""
-    return "" if value.tzinfo is None or value.utcoffset() is not None else f"[{value.tzinfo}]"
+def time_text(value: time) -> str:
+    """A time of day, with the name of a zone whose distance from UTC is not known without a date."""
+    named = value.tzinfo is not None and value.utcoffset() is None
+    return f"{value.isoformat()}[{value.tzinfo}]" if named else value.isoformat()
 
 
 _LEAVES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
@@ -221,7 +222,7 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (UUID, lambda value: {"$uuid": str(value)}),
     (datetime, _datetime),
     (date, lambda value: {"$date": value.isoformat()}),
-    (time, lambda value: {"$time": value.isoformat() + _zone(value)}),
+    (time, lambda value: {"$time": time_text(value)}),
     (timedelta, lambda value: {"$timedelta": [value.days, value.seconds, value.microseconds]}),
     (PurePath, lambda value: {"$path": _text(value.as_posix())}),
     ((bytes, bytearray, memoryview), lambda value: {"$bytes": bytes(value).decode("latin-1")}),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import time, timedelta
 from pathlib import PurePath
 from typing import Any
 
 import orjson
 
-from antiphon._arguments import field_names
+from antiphon._arguments import field_names, time_text
 from antiphon.contract.events import UNSERIALISABLE
 
 _TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -50,6 +50,8 @@ def _default(value: Any) -> Any:
         return {"$bytes": value.decode("latin-1")}  # a secret in it stays one that can be seen
     if type(value).__module__ == "decimal":
         return str(value)
+    if isinstance(value, time):  # with a zone
+        return time_text(value)
     if isinstance(value, bool | int | float):
         return float(value) if isinstance(value, float) else int(value)
     return unserialisable(value)

@@ -6,10 +6,11 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, time, timedelta, timezone
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import attrs
 import pytest
@@ -213,6 +214,10 @@ class Opaque:
         (Path("a"), "a"),
         ({"a": [Path("x")]}, {"a": [Path("y")]}),
         (timedelta(1), timedelta(2)),
+        (time(1, 2, 3, 4), time(1, 2, 3)),
+        (time(1, 2, tzinfo=UTC), time(1, 2)),
+        ({"at": [time(1, 2, tzinfo=UTC)]}, {"at": [time(1, 2, tzinfo=timezone(timedelta(hours=5)))]}),
+        (time(1, 2, tzinfo=ZoneInfo("Europe/Berlin")), time(1, 2, tzinfo=ZoneInfo("Europe/Paris"))),
         (math.nan, math.inf),
         (math.nan, None),
         (math.inf, -math.inf),
