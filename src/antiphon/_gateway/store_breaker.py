@@ -39,10 +39,7 @@ _TRIAL_S = 0.25
 _MOST_WAITING = 1000
 _LATE = "late"
 _NOT_SICK = frozenset(
-    (
-        *("full", "readonly", "permission", "corrupt", "cannot_open", "busy", "moving", "replicas", "closed"),
-        *("breaker_open", _LATE),
-    )
+    f"full readonly permission corrupt cannot_open busy moving replicas closed breaker_open {_LATE}".split()
 )
 """Reasons of a store that answers, and of a look that was given up after a moment: neither says that it is sick."""
 
