@@ -16,6 +16,7 @@ import pytest
 from antiphon import Gateway
 from antiphon.ports import Clock
 from antiphon.stores import MemoryStore, SQLiteStore
+from antiphon.stores.sqlite import schema
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_gateway, serve, short, summary, until
 
 
@@ -139,6 +140,43 @@ def test_a_full_disk_is_said_and_nothing_is_sent_twice(tmp_path: Path, effects: 
         assert effects.counts()["send"] == sent + made
         before = worker.ask(("call", "send", "c0", "0" * 200))
         assert before["fromCache"] is True
+
+
+class _NoRoom(schema.Connection):
+    """SQLite itself finds the disk full: the file may not grow. What fits into its free pages is written."""
+
+    full = False
+
+    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
+        if not self.in_transaction:
+            super().execute(f"PRAGMA max_page_count = {1 if _NoRoom.full else 1_000_000}")
+        return super().execute(sql, *arguments)
+
+
+def test_a_result_that_finds_no_room_is_recorded_when_there_is(
+    tmp_path: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "Connection", _NoRoom)
+    monkeypatch.setattr(_NoRoom, "full", False)
+    gateway = Gateway(store=SQLiteStore(tmp_path / "claims.db"))
+    answer = "paid" * 20_000
+
+    @gateway.tool("pay", idempotent=False)
+    def pay(to: str) -> str:
+        effects.add("pay")
+        _NoRoom.full = to == "ada"
+        return answer if to == "ada" else "paid"
+
+    result = call(gateway, "pay", "c1")
+    assert (result["value"], result["metadata"]) == (answer, {"notRecorded": "store_unavailable"})
+    until(lambda: call(gateway, "pay", "c1")["code"] == "store_unavailable", "a redelivery is told", 5.0)
+    assert call(gateway, "pay", "c2", "bob")["code"] == "store_unavailable"
+    _NoRoom.full = False
+    until(lambda: call(gateway, "pay", "c1")["fromCache"], "the result is written", 5.0)
+    assert call(gateway, "pay", "c1")["value"] == answer
+    assert call(gateway, "pay", "c2", "bob")["value"] == "paid"
+    assert effects.counts() == {"pay": 2}
+    gateway.close()
 
 
 # -- clocks that jump ----------------------------------------------------------------------------------------

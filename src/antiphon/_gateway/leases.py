@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from antiphon._daemon import Daemon, Signal
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.store_breaker import PAUSE_S as BREAKER_PAUSE_S
-from antiphon._gateway.store_breaker import PROBE, StoreBreaker, is_sick
+from antiphon._gateway.store_breaker import PROBE, StoreBreaker, is_full, is_sick
 from antiphon._late import traceback_of
 from antiphon.errors import StoreError, StoreUnavailable
 from antiphon.ports import Clock, Store, SyncJournal
@@ -160,9 +160,16 @@ class Leases:
     def last_words(self) -> Iterator[float]:
         """Pauses to make while something is left to write, for a second at most."""
         until = time.monotonic() + _LAST_WORDS_OF_ONE_S
+        self.pause_no_more()
         while self._attached and self._unfinished and time.monotonic() < until:
             self._hurry()
             yield 0.02
+
+    def pause_no_more(self) -> None:
+        """Make due at once what the store refused before."""
+        for left in list(self._unfinished):
+            if left.tries:
+                left.due = 0.0
 
     def _mend_beside(self) -> None:
         """On a thread of its own, as long as it takes: a store that hangs keeps no lease of another from renewal."""
@@ -187,40 +194,53 @@ class Leases:
         if self.breaker.is_open:
             if (pause := self.breaker.probe(self.journal, now)) > 0.0:
                 return pause
-            if not self._finish_due(self.journal(), now):  # first what is known: a redelivery should find it
-                return BREAKER_PAUSE_S
+            journal = self.journal()
+            refusal = self._finish_due(journal, now)  # first what is known: a redelivery should find it
+            if refusal is not None:
+                if is_full(refusal):  # a renewal may need no room
+                    self.renew_due(journal, now)
+                return self.breaker.not_yet(refusal)
             self._due.update(dict.fromkeys(list(self._held), now))  # it may have come back without the claims
-            self.renew_due(self.journal(), now)
+            self.renew_due(journal, now)
             self.breaker.close()
             self._hurry()
-        else:
-            self._finish_due(self.journal(), now)
+        elif (refusal := self._finish_due(self.journal(), now)) is not None:
+            self.breaker.open(refusal)
         if self.breaker.is_open:
             return BREAKER_PAUSE_S
         left = list(self._unfinished)
         return max(BREAKER_PAUSE_S, min(one.due for one in left) - now) if left else 0.0
 
-    def _finish_due(self, journal: SyncJournal, now: float) -> bool:
-        """Go on with the calls that were left; whether the store works."""
+    def _finish_due(self, journal: SyncJournal, now: float) -> StoreError | None:
+        """Go on with the calls that were left; the refusal, if the store is sick or has no room for an outcome."""
         for left in [left for left in list(self._unfinished) if left.due <= now]:
             try:
                 self.resume(journal, left.call, left.step)
             except Exception as error:
-                if isinstance(error, StoreUnavailable) and (sick := self._refuses_all(journal)) is not None:
+                refusal = self._refusal_of_all(journal, left, error)
+                if refusal is None:
+                    self._put_off(left, error, now)
+                elif is_sick(refusal) or is_full(refusal):
+                    self._unfinished.append(left)  # there may be room for the others
+                    self._unfinished.remove(left)
+                    return refusal
+                else:
                     left.due = now + _SOON_S
-                    return not sick
-                self._put_off(left, error, now)
+                    return None
             else:
                 self._drop(left)
-        return True
+        return None
 
-    def _refuses_all(self, journal: SyncJournal) -> bool | None:
-        """``None`` if the store takes a write, else whether it is sick."""
+    def _refusal_of_all(self, journal: SyncJournal, left: Left, error: Exception) -> StoreError | None:
+        """Why the store takes no write; ``None`` if it refuses this one only."""
+        if not isinstance(error, StoreUnavailable):
+            return None
+        if left.call.version and is_full(error):  # whatever it takes: an outcome waits for room, however long
+            return error
         try:
             journal.renew(PROBE, 0, 1)
-        except StoreError as error:
-            self.breaker.failed(error)
-            return is_sick(error)
+        except StoreError as refusal:
+            return refusal
         return None
 
     def _put_off(self, left: Left, error: Exception, now: float) -> None:
@@ -353,6 +373,8 @@ class _Service:
     def at_exit(self) -> None:
         """Write what is left, if the stores take it now; then say what was lost."""
         deadline = time.monotonic() + _LAST_WORDS_S
+        for leases in list(self._busy):
+            leases.pause_no_more()
         while self._busy and time.monotonic() < deadline:
             self._wakes.set()
             time.sleep(0.02)

@@ -23,7 +23,7 @@ from antiphon.ports import Clock, SyncJournal
 log = logging.getLogger("antiphon.gateway")
 
 PROBE = "antiphon-probe"
-"""A key that no call has: to renew its claim writes nothing, and takes what a write takes.
+"""A key that no call has: to renew its claim writes nothing, and takes what a write takes, except room.
 
 It asks for a lease of a millisecond, so that no store retries it for longer: whoever waits for the look waits for one
 try.
@@ -78,6 +78,8 @@ class StoreBreaker:
         self._probe_at = 0.0
         self._trial: Future[None] | None = None
         """Of the call that waits for the next look at the store."""
+        self._waiting: Future[None] | None = None
+        """Of the call that waits for the look that is being made."""
         self.threads: ThreadRunner = ThreadRunner(_MOST_WAITING)
         """Where steps with a time limit run."""
         self._look_s = _LONGEST_LOOK_S
@@ -91,8 +93,11 @@ class StoreBreaker:
 
     def failed(self, error: StoreError) -> None:
         """A step of the store failed."""
-        if not is_sick(error):
-            return
+        if is_sick(error):
+            self.open(error)
+
+    def open(self, error: StoreError) -> None:
+        """Tell calls at once, until the store takes what was left."""
         self.failures += 1
         if not self.on or self.is_open:
             return
@@ -117,16 +122,20 @@ class StoreBreaker:
             return 0.0
         if now < self._probe_at:
             return self._probe_at - now
-        waiting = self._trial  # whoever comes later waits for the look after this one
+        self._waiting = self._trial  # whoever comes later waits for the look after this one
         try:
             journal().renew(PROBE, 0, 1)
         except StoreError as error:
             if is_sick(error):
-                self._why = error
-                self._probe_at = self._clock.monotonic() + PAUSE_S
-                self._looked_at(waiting)
-                return PAUSE_S
+                return self.not_yet(error)
         return 0.0
+
+    def not_yet(self, error: StoreError) -> float:
+        """The store does not work yet; seconds until the next look."""
+        self._why = error
+        self._probe_at = self._clock.monotonic() + PAUSE_S
+        self._looked_at(self._waiting)
+        return PAUSE_S
 
     def close(self) -> None:
         """The store works again."""
@@ -274,6 +283,11 @@ def _over(task: Any) -> None:
 def is_sick(error: StoreError) -> bool:
     """Whether the store may not have been reached, or is too slow: what was asked may still come about."""
     return isinstance(error, StoreUnavailable) and error.data.get("reason") not in _NOT_SICK
+
+
+def is_full(error: StoreError) -> bool:
+    """Whether the store answers, and has no room for what it was asked to write."""
+    return error.data.get("reason") == "full"
 
 
 def too_slow(url: str, seconds: float, reason: str = "timeout") -> StoreUnavailable:

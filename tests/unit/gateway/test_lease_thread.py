@@ -224,26 +224,149 @@ def test_a_call_left_for_later_is_not_looked_at_before() -> None:
     assert resumed == [(call, "step")]
 
 
+def refusing(error: StoreUnavailable) -> Any:
+    def refuse(*_: Any) -> None:
+        raise error
+
+    return refuse
+
+
 def test_a_store_that_refuses_but_answers_is_asked_again_in_a_second() -> None:
-    """A full store is not sick: the breaker stays closed."""
-    clock = ManualClock(0.5)
+    """A read-only store is not sick: the breaker stays closed."""
     store = Faulty()
-    leases = Leases(store, clock, Settings(), attached=False)
-    full = StoreUnavailable("It is full.", reason="full")
-    store.fail("renew", error=full)
-
-    def refused(*_: Any) -> None:
-        raise full
-
-    leases.resume = refused
+    leases, clock = detached(store)
+    leases.breaker.on = True
+    readonly = StoreUnavailable("It is read-only.", reason="readonly")
+    store.fail("renew", error=readonly)
+    leases.resume = refusing(readonly)
     leases.finish(_Claimed(1), None)
     assert leases._mend(clock.monotonic()) == pytest.approx(1.0)
     assert leases._unfinished[0].tries == 0
-    assert not leases.breaker.is_open
-    assert leases._finish_due(leases.journal(), clock.monotonic() + 1.0), "it answers"
+    assert (leases.breaker.is_open, leases.breaker.failures) == (False, 0)
     store.fail("renew", error=StoreUnavailable("It is gone."))
-    assert not leases._finish_due(leases.journal(), clock.monotonic() + 2.0)
-    assert leases.breaker.failures == 1
+    clock.advance(1.0)
+    assert leases._mend(clock.monotonic()) == pytest.approx(0.1)
+    assert (leases.breaker.is_open, leases.breaker.failures) == (True, 1)
+
+
+# -- a full store: it reads, and takes what needs no room -------------------------------------------------------------
+
+FULL = StoreUnavailable("The disk is full.", reason="full")
+
+
+def test_a_result_waits_for_room_however_long_and_calls_are_told_at_once(
+    store: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_MOST_TRIES", 2)
+    gateway = gateway_on(store)
+    gateway.tool("send", idempotent=False)(lambda to: "sent")
+    store.broken["settle"] = FULL
+    result: Any = gateway.execute(envelope(call_id="c1"))
+    assert result.output.metadata == {"notRecorded": "store_unavailable"}
+    leases = gateway._plans.leases
+    store.steps.until("settle", 5)
+    assert (leases.unrecorded, leases.breaker.is_open) == (1, True)
+    again = gateway.execute(envelope(call_id="c1"))
+    assert (again.status, again.code) == ("retriable_error", "store_unavailable"), "it does not wait for the lease"
+    assert "given up" not in caplog.text
+    store.repair()
+    store.steps.until_met(lambda: not leases.breaker.is_open)
+    assert store.states == ["done"], "before other calls are let in"
+    again = gateway.execute(envelope(call_id="c1"))
+    assert (again.content, again.from_cache) == ("sent", True)
+    gateway.close()
+
+
+def test_whoever_waits_for_a_look_at_a_full_store_is_told_when_it_was_made() -> None:
+    leases, clock = detached()
+    leases.breaker.on = True
+    leases.resume = refusing(FULL)
+    leases.finish(_Claimed(1), None)
+    leases._mend(clock.monotonic())
+    first = leases.breaker._try_now()
+    assert first is not None
+    assert leases._mend(clock.monotonic()) == pytest.approx(0.1)
+    assert first.done()
+    assert leases.breaker.is_open
+    second = leases.breaker._try_now()
+    assert second is not None, "the next call has the store looked at again"
+    leases.resume = lambda *_: None
+    assert leases._mend(clock.monotonic()) == 0.0
+    assert second.done()
+    assert not leases.breaker.is_open
+
+
+def test_what_finds_no_room_keeps_no_other_from_being_written() -> None:
+    leases, clock = detached()
+    leases.breaker.on = True
+    large, small = _Claimed(1), _Claimed(2)
+
+    def resume(_: Any, call: Any, step: Any) -> None:
+        if call is large:
+            raise FULL
+
+    leases.resume = resume
+    leases.finish(large, None)
+    leases.finish(small, None)
+    for _ in range(2):
+        leases._mend(clock.monotonic())
+        clock.advance(0.1)
+    assert [left.call for left in leases._unfinished] == [large]
+
+
+def test_a_claim_that_may_have_been_made_shuts_no_store_that_has_no_room_for_claims() -> None:
+    """A full Redis still settles the calls that run."""
+    leases, clock = detached()
+    leases.breaker.on = True
+    leases.resume = refusing(FULL)
+    leases.finish(_Claimed(0), None)
+    leases._mend(clock.monotonic())
+    assert not leases.breaker.is_open
+    assert leases._unfinished[0].tries == 1
+
+
+def test_leases_are_renewed_while_a_result_waits_for_room() -> None:
+    leases, clock = detached()
+    leases.breaker.on = True
+    leases.resume = refusing(FULL)
+    leases.finish(_Claimed(1), None)
+    leases._mend(clock.monotonic())
+    renewed: list[float] = []
+    leases.renew_due = lambda journal, now: renewed.append(now)  # type: ignore[method-assign]
+    leases._mend(clock.monotonic())
+    assert leases.breaker.is_open
+    assert renewed == [clock.monotonic()]
+
+
+@pytest.mark.parametrize("end", ["gateway", "process"])
+def test_what_was_put_off_is_tried_at_the_end(end: str) -> None:
+    leases, clock = detached()
+    leases.resume = refusing(StoreUnavailable("Others keep it locked."))
+    leases.finish(_Claimed(1), None)
+    leases._mend(clock.monotonic())
+    leases.finish(_Claimed(0), None, after_s=5.0)
+    later = clock.monotonic() + 5.0
+    assert leases._unfinished[0].due > clock.monotonic()
+    if end == "gateway":
+        leases._attached = True
+        leases._hurry = lambda: None  # type: ignore[method-assign]
+        next(leases.last_words())
+    else:
+        service: Any = module._Service()
+        service.keep(leases)
+        service._wakes = _Leaves(service, leases)
+        service.at_exit()
+    assert [left.due for left in leases._unfinished] == [0.0, later]
+
+
+class _Leaves:
+    """Ends the wait at the end of the process."""
+
+    def __init__(self, service: Any, leases: Leases) -> None:
+        self.set = lambda: service.leave(leases)
+
+
+# -- a missed renewal -------------------------------------------------------------------------------------------------
 
 
 def test_a_missed_renewal_is_tried_again_after_a_quarter_of_the_pause_and_within_a_second() -> None:
@@ -499,7 +622,8 @@ def test_a_store_is_probed_with_a_write_that_changes_nothing() -> None:
     leases, _ = detached()
     asked: list[Any] = []
     journal: Any = type("Journal", (), {"renew": lambda self, *arguments: asked.append(arguments)})()
-    assert leases._refuses_all(journal) is None
+    left = module.Left(_Claimed(1), None)
+    assert leases._refusal_of_all(journal, left, StoreUnavailable("Others keep it locked.")) is None
     assert asked == [(PROBE, 0, 1)]
 
 
