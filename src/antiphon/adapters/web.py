@@ -435,6 +435,9 @@ class IdempotencyKeyWSGI:
             self._rules.fits(size)
         body: bytes = environ["wsgi.input"].read(self._rules.max_body + 1 if size < 0 else size)
         self._rules.fits(len(body))
+        if len(body) < int(environ.get("CONTENT_LENGTH") or 0):
+            detail = "The body of this request ended early. Nothing was processed. Send the whole request again."
+            raise _Refused(400, "body_incomplete", detail)
         return body
 
     def _respond(self, environ: dict[str, Any], body: bytes) -> dict[str, Any]:

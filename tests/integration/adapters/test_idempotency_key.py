@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -253,6 +254,36 @@ def test_bytes_come_back_as_they_were(open_client: Open, shop: Shop) -> None:
 def test_a_body_that_is_too_large_is_a_413(open_client: Open, shop: Shop) -> None:
     assert _told(open_client(max_body=10)()) == (413, "body_too_large")
     assert shop.charged == []
+
+
+@pytest.mark.parametrize("terminated", [False, True])
+def test_a_body_that_ends_early_is_a_400_and_the_whole_request_is_the_first(
+    shop: Shop, tmp_path: Path, terminated: bool
+) -> None:
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("201 Created", [])
+        return [shop.charge(environ["wsgi.input"].read())]
+
+    gateway = antiphon.Gateway(store=f"sqlite:///{tmp_path / 'web.db'}")
+    guarded = IdempotencyKeyWSGI(app, principal=lambda _: "ada", gateway=gateway)
+
+    def send(sent: bytes) -> tuple[str, bytes]:
+        environ = {
+            "REQUEST_METHOD": "POST",
+            "HTTP_IDEMPOTENCY_KEY": "k-1",
+            "CONTENT_LENGTH": "18",
+            "wsgi.input": io.BytesIO(sent),
+            "wsgi.input_terminated": terminated,
+        }
+        told: list[str] = []
+        body = b"".join(guarded(environ, lambda status, _: told.append(status)))
+        return told[0], body
+
+    status, body = send(b"order=7&cents=49")
+    assert (status, json.loads(body)["code"]) == ("400 Bad Request", "body_incomplete")
+    assert shop.charged == []
+    assert send(b"order=7&cents=4990") == ("201 Created", shop.body)
+    assert shop.charged == [b"order=7&cents=4990"]
 
 
 def test_other_methods_pass(open_client: Open, shop: Shop) -> None:
