@@ -15,6 +15,7 @@ import io
 import json
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar
 from http import HTTPStatus
 from importlib import import_module
@@ -25,6 +26,7 @@ from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec
 from antiphon.errors import InvalidInput
+from antiphon.keys import key_text
 
 G = TypeVar("G", bound=BaseGateway)
 Scope = MutableMapping[str, Any]
@@ -235,13 +237,17 @@ def _data(body: bytes) -> dict[str, str]:
 
 
 def _arguments(method: str, path: str, query: str, kind: str, body: bytes) -> dict[str, Any]:
-    """What must be equal in a request that is sent again. Equal JSON documents may be written differently."""
+    """What must be equal in a request that is sent again. Equal JSON documents may be written differently.
+
+    A body that says to be JSON, but is none or has no canonical form (NaN, a lone surrogate, nested too deep), is
+    compared as it is.
+    """
     arguments: dict[str, Any] = {"method": method, "path": path, "query": query}
     if kind.partition(";")[0].strip().lower().endswith(("/json", "+json")):
-        try:
-            return {**arguments, "json": json.loads(body)}
-        except ValueError:
-            pass
+        with suppress(ValueError, RecursionError):
+            document = json.loads(body)
+            key_text([document])
+            return {**arguments, "json": document}
     return {**arguments, **_data(body)}
 
 

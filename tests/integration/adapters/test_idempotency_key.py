@@ -251,6 +251,24 @@ def test_bytes_come_back_as_they_were(open_client: Open, shop: Shop) -> None:
     assert _told(send(b"\xff\x01", kind="application/octet-stream")) == (422, "idempotency_conflict")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"cents": NaN}',
+        b'{"cents": 1e400}',
+        rb'{"order": "\ud800"}',
+        rb'{"\ud800": 1}',
+        *(b"[" * depth + b"9" * 30 + b"]" * depth for depth in (197, 198, 199, 200, 201, 600, 2_000, 100_000)),
+    ],
+    ids=["nan", "infinite", "surrogate", "surrogate-name", *map(str, (197, 198, 199, 200, 201, 600, 2_000, 100_000))],
+)
+def test_json_without_a_canonical_form_is_compared_as_bytes(open_client: Open, shop: Shop, body: bytes) -> None:
+    send = open_client()
+    assert [send(body).status_code for _ in range(2)] == [201, 201]
+    assert _told(send(body + b" x")) == (422, "idempotency_conflict")
+    assert shop.charged == [body]
+
+
 def test_a_body_that_is_too_large_is_a_413(open_client: Open, shop: Shop) -> None:
     assert _told(open_client(max_body=10)()) == (413, "body_too_large")
     assert shop.charged == []
