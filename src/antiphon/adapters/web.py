@@ -25,7 +25,7 @@ from uuid import uuid4
 from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec
-from antiphon.errors import InvalidInput
+from antiphon.errors import InvalidInput, ResultNotKept
 from antiphon.keys import key_text
 
 G = TypeVar("G", bound=BaseGateway)
@@ -48,6 +48,12 @@ _PROBLEMS = {
         409,
         "The first request with this Idempotency-Key ended without an answer, and it is not known whether it took "
         "effect. It is not processed again. Ask the operator.",
+        0,
+    ),
+    "result_not_kept": (
+        409,
+        "The first request with this Idempotency-Key was processed. Its answer was too large to keep, or could not be "
+        "kept, and cannot be given again. The request is not processed again.",
         0,
     ),
 }
@@ -189,10 +195,11 @@ class _Rules:
             return request.error.response
         if request.error is not None:
             raise request.error
-        if not result.ok:
-            status, detail, later = _PROBLEMS.get(result.code, _NOT_PROCESSED)
-            return _problem(status, result.code, detail, later)
         kept = result.content
+        if kept is None:
+            code = result.code or ResultNotKept.code
+            status, detail, later = _PROBLEMS.get(code, _NOT_PROCESSED)
+            return _problem(status, code, detail, later)
         body = kept["text"].encode() if "text" in kept else base64.b64decode(kept["base64"])
         headers = [(name, value) for name, value in kept["headers"]]
         headers.append(("Content-Length", str(len(body))))

@@ -61,7 +61,7 @@ def _asgi(shop: Shop, store: str, **options: Any) -> Any:
 
     app.add_middleware(
         IdempotencyKey,
-        gateway=antiphon.AsyncGateway(store=store),
+        gateway=antiphon.AsyncGateway(store=store, config=options.pop("config", None)),
         principal=lambda scope: dict(scope["headers"]).get(b"user", b"").decode(),
         **options,
     )
@@ -79,7 +79,7 @@ def _wsgi(shop: Shop, store: str, **options: Any) -> Any:
 
     app.wsgi_app = IdempotencyKeyWSGI(  # type: ignore[method-assign]
         app.wsgi_app,
-        gateway=antiphon.Gateway(store=store),
+        gateway=antiphon.Gateway(store=store, config=options.pop("config", None)),
         principal=lambda environ: environ.get("HTTP_USER", ""),
         **options,
     )
@@ -267,6 +267,14 @@ def test_json_without_a_canonical_form_is_compared_as_bytes(open_client: Open, s
     assert [send(body).status_code for _ in range(2)] == [201, 201]
     assert _told(send(body + b" x")) == (422, "idempotency_conflict")
     assert shop.charged == [body]
+
+
+def test_an_answer_that_is_too_large_to_keep_is_given_once(open_client: Open, shop: Shop) -> None:
+    send = open_client(config={"gateway": {"result_limit": 10_000, "payload_limit": 5_000}})
+    shop.body = b"x" * 30_000
+    assert send().content == shop.body
+    assert _told(send()) == (409, "result_not_kept")
+    assert len(shop.charged) == 1
 
 
 def test_a_body_that_is_too_large_is_a_413(open_client: Open, shop: Shop) -> None:
