@@ -341,24 +341,28 @@ class IdempotencyKey:
     async def _respond(self, scope: Scope, receive: Receive, body: bytes) -> dict[str, Any]:
         parts: list[bytes] = []
         started: list[Message] = []
-        given = False
+        given = left = complete = False
 
         async def read() -> Message:
-            nonlocal given
+            nonlocal given, left
             if given:
-                return await receive()
+                message = await receive()
+                left = left or message["type"] == "http.disconnect"
+                return message
             given = True
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def collect(message: Message) -> None:
+            nonlocal complete
             if message["type"] == "http.response.start":
                 started.append(message)
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
+                complete = complete or not (message.get("more_body", False) or left)  # told so, it may have stopped
 
         await self._app({**scope, "extensions": {}}, read, collect)
-        if not started:
-            raise RuntimeError("The application sent no response.")
+        if not (started and complete):
+            raise RuntimeError("The application sent no complete response.")
         headers = [
             (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
             for name, value in started[0].get("headers", ())

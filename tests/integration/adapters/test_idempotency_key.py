@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import httpx
 import pytest
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
 from fastapi.testclient import TestClient
 from flask import Flask
 from flask import Response as FlaskResponse
@@ -221,6 +222,45 @@ def test_a_response_of_500_leaves_the_outcome_unknown(open_client: Open, shop: S
     shop.status = 201
     assert _told(send()) == (409, "outcome_unknown")
     assert len(shop.charged) == 1
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["open", "ended by another middleware"])
+def test_an_answer_that_broke_off_leaves_the_outcome_unknown(shop: Shop, tmp_path: Path, ended: bool) -> None:
+    async def rows() -> AsyncIterator[bytes]:
+        yield b"row 0\n"
+        await left.wait()
+        await asyncio.sleep(3_600)  # Starlette cancels it: nobody reads on
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        shop.charge(b"rows")
+        await StreamingResponse(rows())(scope, receive, send)
+        if ended:
+            await send({"type": "http.response.body"})
+
+    async def receive() -> Any:
+        if not received:
+            received.append(True)
+            return {"type": "http.request", "body": b""}
+        left.set()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def requests() -> None:
+        guarded = IdempotencyKey(app, principal=lambda _: "ada", gateway=gateway)
+        with pytest.raises(RuntimeError, match="no complete response"):
+            await guarded(dict(scope), receive, send)
+        received.clear()
+        await guarded(dict(scope), receive, send)
+
+    gateway = antiphon.AsyncGateway(store=f"sqlite:///{tmp_path / 'web.db'}")
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", b"k-1")]}
+    left, received, sent = asyncio.Event(), list[bool](), list[Any]()
+    asyncio.run(requests())
+    assert sent[0]["status"] == 409
+    assert json.loads(sent[1]["body"])["code"] == "outcome_unknown"
+    assert shop.charged == [b"rows"]
 
 
 def test_an_error_response_is_an_answer(open_client: Open, shop: Shop) -> None:
