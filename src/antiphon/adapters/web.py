@@ -19,7 +19,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from http import HTTPStatus
 from importlib import import_module
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
@@ -27,6 +27,9 @@ from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec
 from antiphon.errors import InvalidInput, ResultNotKept
 from antiphon.keys import key_text
+
+if TYPE_CHECKING:
+    import asyncio
 
 G = TypeVar("G", bound=BaseGateway)
 Scope = MutableMapping[str, Any]
@@ -319,13 +322,21 @@ class IdempotencyKey:
             return
         except _Disconnected:
             return
-        request = _Request(lambda: self._respond(scope, receive, body))
+        running = _Running(self._app, scope, receive, body)
+        request = _Request(lambda: self._respond(running))
         token = _current.set(request)
         try:
-            result = await self._gateway.execute(envelope)
-        finally:
-            _current.reset(token)
-        await _send(self._rules.answer(request, result), send)
+            try:
+                result = await self._gateway.execute(envelope)
+            finally:
+                _current.reset(token)
+            await _send(self._rules.answer(request, result), send)
+        except GeneratorExit:  # a closed coroutine cannot wait
+            raise
+        except BaseException as error:
+            await running.end(error)
+            raise
+        await running.end()
 
     async def _read(self, receive: Receive) -> bytes:
         body, more = bytearray(), True
@@ -338,36 +349,70 @@ class IdempotencyKey:
             self._rules.fits(len(body))
         return bytes(body)
 
-    async def _respond(self, scope: Scope, receive: Receive, body: bytes) -> dict[str, Any]:
-        parts: list[bytes] = []
-        started: list[Message] = []
-        given = left = complete = False
+    async def _respond(self, running: _Running) -> dict[str, Any]:
+        return self._rules.kept(await running.response())
 
-        async def read() -> Message:
-            nonlocal given, left
-            if given:
-                message = await receive()
-                left = left or message["type"] == "http.disconnect"
-                return message
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
 
-        async def collect(message: Message) -> None:
-            nonlocal complete
-            if message["type"] == "http.response.start":
-                started.append(message)
-            elif message["type"] == "http.response.body":
-                parts.append(message.get("body", b""))
-                complete = complete or not (message.get("more_body", False) or left)  # told so, it may have stopped
+class _Running:
+    """An ASGI application that answers a request, in a task of its own: it may go on when its answer is complete."""
 
-        await self._app({**scope, "extensions": {}}, read, collect)
-        if not (started and complete):
+    def __init__(self, app: Application, scope: Scope, receive: Receive, body: bytes) -> None:
+        self._app, self._scope, self._receive = app, scope, receive
+        self._body: bytes | None = body
+        self._left = False
+        self._started: list[Message] = []
+        self._parts: list[bytes] = []
+        self._task: asyncio.Future[None] | None = None
+
+    async def response(self) -> _Response:
+        """Start the application; return its answer as soon as that is complete."""
+        import asyncio  # synchronous programs do without it
+
+        self._complete, self._sent = asyncio.get_running_loop().create_future(), asyncio.Event()
+        self._task = asyncio.ensure_future(self._app({**self._scope, "extensions": {}}, self._read, self._collect))
+        while not (self._complete.done() or self._task.done()):
+            try:
+                await asyncio.wait((self._complete, self._task), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:  # the application's, as if it were awaited here
+                self._task.cancel()
+        if not self._complete.done():
+            await self._task
+        if not (self._complete.done() and self._started):
             raise RuntimeError("The application sent no complete response.")
         headers = [
             (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
-            for name, value in started[0].get("headers", ())
+            for name, value in self._started[0].get("headers", ())
         ]
-        return self._rules.kept(_Response(started[0]["status"], headers, b"".join(parts)))
+        return _Response(self._started[0]["status"], headers, b"".join(self._parts))
+
+    async def end(self, error: BaseException | None = None) -> None:
+        """The answer was sent, or *error* came instead: let the application end, and raise what it raises."""
+        import asyncio
+
+        if self._task is not None:
+            self._sent.set()
+            if isinstance(error, asyncio.CancelledError):
+                self._task.cancel()
+            await self._task
+
+    async def _read(self) -> Message:
+        if self._body is None:
+            message = await self._receive()
+            self._left = self._left or message["type"] == "http.disconnect"
+            return message
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def _collect(self, message: Message) -> None:
+        if self._complete.done():
+            return
+        if message["type"] == "http.response.start":
+            self._started.append(message)
+        elif message["type"] == "http.response.body":
+            self._parts.append(message.get("body", b""))
+            if not (message.get("more_body", False) or self._left):  # told so, the application may have stopped early
+                self._complete.set_result(None)
+                await self._sent.wait()
 
 
 class _Disconnected(Exception):
@@ -436,13 +481,18 @@ class IdempotencyKeyWSGI:
             envelope = self._rules.envelope(key, self._principal(environ), arguments)
         except _Refused as refused:
             return _start(refused.response, start_response)
-        request = _Request(lambda: self._respond(environ, body))
+        answer = _Body()
+        request = _Request(lambda: self._respond(environ, body, answer))
         token = _current.set(request)
         try:
             result = self._gateway.execute(envelope)
+            answer.extend(_start(self._rules.answer(request, result), start_response))
+        except BaseException:
+            answer.close()
+            raise
         finally:
             _current.reset(token)
-        return _start(self._rules.answer(request, result), start_response)
+        return answer
 
     def _read(self, environ: dict[str, Any]) -> bytes:
         if environ.get("wsgi.input_terminated"):
@@ -457,7 +507,7 @@ class IdempotencyKeyWSGI:
             raise _Refused(400, "body_incomplete", detail)
         return body
 
-    def _respond(self, environ: dict[str, Any], body: bytes) -> dict[str, Any]:
+    def _respond(self, environ: dict[str, Any], body: bytes, answer: _Body) -> dict[str, Any]:
         parts: list[bytes] = []
         started: list[tuple[str, list[tuple[str, str]]]] = []
 
@@ -466,17 +516,23 @@ class IdempotencyKeyWSGI:
             return parts.append
 
         given = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-        chunks = self._app(given, start)
-        try:
-            parts.extend(chunks)
-        finally:
-            close = getattr(chunks, "close", None)
-            if close is not None:
-                close()
+        answer.made_of = self._app(given, start)
+        parts.extend(answer.made_of)
         if not started:
             raise RuntimeError("The application sent no response.")
         status, headers = started[-1]
         return self._rules.kept(_Response(int(status[:3]), headers, b"".join(parts)))
+
+
+class _Body(list[bytes]):
+    """The body of an answer. The server closes it when it is sent, and so what the application made it of."""
+
+    made_of: Iterable[bytes] = ()
+
+    def close(self) -> None:
+        close = getattr(self.made_of, "close", None)
+        if close is not None:
+            close()
 
 
 def _request(**_: Any) -> Any:

@@ -263,6 +263,111 @@ def test_an_answer_that_broke_off_leaves_the_outcome_unknown(shop: Shop, tmp_pat
     assert shop.charged == [b"rows"]
 
 
+def _post(app: Any) -> list[Any]:
+    """What an ASGI application sends for a request; what it raises afterwards comes last."""
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", b"k-1")]}
+    seen: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        seen.append(message.get("body", message.get("status")))
+
+    async def request() -> None:
+        try:
+            await app(scope, receive, send)
+        except (Exception, asyncio.CancelledError) as error:
+            seen.append(error)
+
+    asyncio.run(request())
+    return seen
+
+
+def test_an_answer_stands_whatever_the_application_does_after_it(shop: Shop, tmp_path: Path) -> None:
+    error = ValueError("the mail server is down")
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": shop.status})
+        await send({"type": "http.response.body", "body": shop.charge(b"first")})
+        seen.append(await asyncio.get_running_loop().run_in_executor(None, _post, again))  # a client sends it again
+        raise error
+
+    seen: list[Any] = []
+    store = f"sqlite:///{tmp_path / 'web.db'}"
+    guarded, again = (
+        IdempotencyKey(app, principal=lambda _: "ada", gateway=antiphon.AsyncGateway(store=store)) for _ in range(2)
+    )
+    assert _post(guarded) == [201, shop.body, error]
+    assert seen == [[201, shop.body]]
+    assert shop.charged == [b"first"]
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_who_cancels_a_request_cancels_the_application(shop: Shop, tmp_path: Path, answered: bool) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        shop.charge(b"first")
+        if answered:
+            await send({"type": "http.response.start", "status": shop.status})
+            await send({"type": "http.response.body", "body": shop.body})
+        running[0].cancel()
+        try:
+            await asyncio.sleep(3_600)
+        except asyncio.CancelledError:
+            ended.append(asyncio.current_task())
+            raise
+
+    async def cancelled(scope: Any, receive: Any, send: Any) -> None:
+        running[:] = [asyncio.ensure_future(guarded(scope, receive, send))]
+        await running[0]
+
+    running, ended = list[Any](), list[Any]()
+    gateway = antiphon.AsyncGateway(store=f"sqlite:///{tmp_path / 'web.db'}")
+    guarded = IdempotencyKey(app, principal=lambda _: "ada", gateway=gateway)
+    assert isinstance(_post(cancelled)[-1], asyncio.CancelledError)
+    assert len(ended) == 1
+    assert _post(guarded)[0] == (201 if answered else 409)
+    assert shop.charged == [b"first"]
+
+
+def test_a_wsgi_answer_is_closed_by_the_server_and_stands(shop: Shop, tmp_path: Path) -> None:
+    class Parts(list[bytes]):
+        def close(self) -> None:
+            raise ValueError("the mail server is down")
+
+    def app(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("201 Created", [])
+        return Parts([shop.charge(b"first")])
+
+    gateway = antiphon.Gateway(store=f"sqlite:///{tmp_path / 'web.db'}")
+    guarded = IdempotencyKeyWSGI(app, principal=lambda _: "ada", gateway=gateway)
+    environ = {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": "k-1", "wsgi.input": io.BytesIO()}
+    told: list[str] = []
+    answers: list[Any] = [guarded(dict(environ), lambda status, _: told.append(status)) for _ in range(2)]
+    assert [b"".join(answer) for answer in answers] == [shop.body] * 2
+    with pytest.raises(ValueError, match="mail server"):
+        answers[0].close()
+    answers[1].close()
+    assert told == ["201 Created"] * 2
+    assert shop.charged == [b"first"]
+
+
+def test_a_wsgi_application_that_raises_is_closed(shop: Shop, tmp_path: Path) -> None:
+    def parts() -> Iterator[bytes]:
+        try:
+            yield b""
+            raise RuntimeError("the connection broke")
+        finally:
+            shop.charge(b"closed")
+
+    gateway = antiphon.Gateway(store=f"sqlite:///{tmp_path / 'web.db'}")
+    guarded = IdempotencyKeyWSGI(lambda *_: parts(), principal=lambda _: "ada", gateway=gateway)
+    environ = {"REQUEST_METHOD": "POST", "HTTP_IDEMPOTENCY_KEY": "k-1", "wsgi.input": io.BytesIO()}
+    with pytest.raises(RuntimeError, match="the connection broke"):
+        guarded(environ, lambda *_: None)
+    assert shop.charged == [b"closed"]
+
+
 def test_an_error_response_is_an_answer(open_client: Open, shop: Shop) -> None:
     send = open_client()
     shop.status = 402
