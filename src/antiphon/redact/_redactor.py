@@ -51,6 +51,8 @@ _SHORTEST = 6
 """No rule of ours finds anything in less (``a@b.no``)."""
 _SHORTEST_KNOWN = 4
 _SHORTEST_CREDENTIAL = 8
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
+"""Variables of every shell that are named like passwords."""
 _REMEMBERED, _REMEMBERED_CHARS = 512, 1024
 _GONE = object()
 _SHORTEST_WORD = 14
@@ -145,7 +147,7 @@ class Redactor:
     def _credentials_in(self, environment: Mapping[str, str]) -> list[Credential]:
         found = []
         for name, value in environment.items():
-            kind = self.kind_of(name) if len(value) >= _SHORTEST_CREDENTIAL else None
+            kind = self.kind_of(name) if len(value) >= _SHORTEST_CREDENTIAL and name not in _FOLDERS else None
             if kind is not None and not value.isdigit():
                 found.append(Credential(in_json(value), value, kind))
         return found
