@@ -149,3 +149,10 @@ def test_what_only_looks_like_one_stays(text: str) -> None:
 def test_words_beside_each_other_are_no_pair() -> None:
     value = {"c": ["password", "reset"], "d": ["token", "abc"], "e": ["secret", "of our success"]}
     assert REDACTOR.redact(value) is value
+
+
+def test_the_folder_of_a_shell_is_no_password() -> None:
+    environment = {"PWD": "/srv/shop/agents", "OLDPWD": "/srv/shop", "DB_PASSWORD": "correcthorse-Battery99"}
+    redactor = Redactor(environment=environment)
+    assert redactor.redact_text("/srv/shop/agents/main.py") == "/srv/shop/agents/main.py"
+    assert "Battery99" not in redactor.redact_text("with correcthorse-Battery99 it works")
