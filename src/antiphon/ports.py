@@ -190,6 +190,16 @@ class Cursor(NamedTuple):
         return f"{self.id}@{self.at}"
 
     @classmethod
+    def of_record(cls, record: DedupeRecord) -> Cursor:
+        """The place of a record."""
+        return cls(record.fence, record.key)
+
+    @classmethod
+    def of_run(cls, manifest: RunManifest) -> Cursor:
+        """The place of a run."""
+        return cls(manifest.started_at_ms, manifest.id)
+
+    @classmethod
     def parse(cls, text: str) -> Cursor | None:
         """The cursor that *text* says; ``None`` if it is an id alone."""
         name, mark, at = text.rpartition("@")

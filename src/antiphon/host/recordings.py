@@ -50,12 +50,7 @@ async def visible(host: Host, principal: Principal, run_id: str) -> RunManifest:
 async def behind(host: Host, principal: Principal, before: str) -> Cursor | None:
     """Where a list of runs goes on: a cursor says it, or a run of the principal's tenant."""
     place = Cursor.parse(before)
-    return place_of(await visible(host, principal, before)) if before and place is None else place
-
-
-def place_of(manifest: RunManifest) -> Cursor:
-    """The place of a run in a list."""
-    return Cursor(manifest.started_at_ms, manifest.id)
+    return Cursor.of_run(await visible(host, principal, before)) if before and place is None else place
 
 
 async def recordings(
@@ -82,7 +77,7 @@ async def recordings(
         size = min(limit + 1, _PAGE) if not (wanted or status or tool or content) else _PAGE
         page = await host.journal.runs(tenant=principal.tenant, limit=size, before=place, status=said)
         for manifest in page:
-            seen, place = seen + 1, place_of(manifest)
+            seen, place = seen + 1, Cursor.of_run(manifest)
             if _fits(manifest, wanted, status) and await inside.has(manifest):
                 found.append(summary(manifest))
             if len(found) == limit or inside.read >= LOOKED:

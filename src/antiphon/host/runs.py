@@ -19,11 +19,12 @@ from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.host.api_keys import Principal
 from antiphon.host.events import Numbered, document, iso
 from antiphon.host.host import KIND, Host, HostRun, Rejected, request_cancel
-from antiphon.host.recordings import behind, place_of
+from antiphon.host.recordings import behind
 from antiphon.host.workflow.model import Workflow, initial_variables
 from antiphon.host.workflow.nodes import ACTIVITY_RECIPE
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent, fold
 from antiphon.llm.key import V2_STAMP
+from antiphon.ports import Cursor
 
 _CANCEL_WAIT_S = 2.0
 _POLL_LOOK_S = 0.5
@@ -282,7 +283,7 @@ async def runs(host: Host, principal: Principal, *, limit: int, before: str, sta
         mine += [manifest for manifest in page if manifest.tags.get("kind") == KIND]
         if len(page) < size:
             break
-        place = place_of(page[-1])
+        place = Cursor.of_run(page[-1])
     shown = mine[:limit]
     return {
         "runs": [
@@ -294,7 +295,7 @@ async def runs(host: Host, principal: Principal, *, limit: int, before: str, sta
             }
             for manifest in shown
         ],
-        "next": str(place_of(shown[-1])) if len(mine) > limit else None,
+        "next": str(Cursor.of_run(shown[-1])) if len(mine) > limit else None,
     }
 
 

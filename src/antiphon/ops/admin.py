@@ -160,7 +160,7 @@ class Admin:
             found = await self._unsettled(**which)
             if before:
                 place = await self._place_of(before, found)
-                found = [record for record in found if _place(record) < place]
+                found = [record for record in found if Cursor.of_record(record) < place]
         else:
             after = await self._place_of(before) if before else None
             found = await self._journal.list(tenant=self.tenant, state=state, limit=limit, before=after, **which)
@@ -178,7 +178,7 @@ class Admin:
             if found is None or found.current.tenant != self.tenant:
                 raise NotFound(f"There is no claim {before[:_KEY]!r}; a cursor, KEY@FENCE, outlives its claim.")
             records = [found.current]
-        return min(map(_place, records))
+        return min(map(Cursor.of_record, records))
 
     async def unsettled(self, limit: int) -> tuple[list[dict[str, Any]], int]:
         """The newest claims that somebody has to settle, and how many there are."""
@@ -193,7 +193,7 @@ class Admin:
         now = await self._now_ms(running)
         found += [record for record in running if self._lost(record, now)]
         found += [record for record in await self._earlier_unknown() if _fits(record, **which)]
-        return sorted(found, key=_place, reverse=True)
+        return sorted(found, key=Cursor.of_record, reverse=True)
 
     async def _all(self, **which: str) -> AsyncIterator[DedupeRecord]:
         """All current records that fit, newest first."""
@@ -203,7 +203,7 @@ class Admin:
                 yield record
             if len(page) < _SCAN:
                 break
-            before = _place(page[-1])
+            before = Cursor.of_record(page[-1])
 
     async def _earlier_unknown(self, key: str = "") -> list[DedupeRecord]:
         """Unknown outcomes of calls that others have followed: they are still to be settled."""
@@ -610,10 +610,6 @@ def _is_held(record: DedupeRecord, now_ms: int) -> bool:
     """Whether a worker that may be alive holds the lease of a claim in flight."""
     over = record.lock_until_ms is not UNSET and record.lock_until_ms <= now_ms
     return not over and not certainly_dead(record.owner)
-
-
-def _place(record: DedupeRecord) -> Cursor:
-    return Cursor(record.fence, record.key)
 
 
 def _fits(record: DedupeRecord, tool: str, session: str, prefix: str) -> bool:

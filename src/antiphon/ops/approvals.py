@@ -281,7 +281,7 @@ class Approvals(Admin):
             found += [(record, kept) for record in page if (kept := approval_of(record)) is not None]
             if len(page) < _PAGE:
                 break
-            before = Cursor(page[-1].fence, page[-1].key)
+            before = Cursor.of_record(page[-1])
         return found
 
     async def _by_id(self, approval: str) -> tuple[DedupeRecord, Kept]:

@@ -81,7 +81,7 @@ def all_runs(app: Antiphon, **wanted: str) -> Iterator[RunManifest]:
     """The runs that fit, newest first, read page by page; the audit log among them."""
     before: Cursor | None = None
     while page := app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before, **wanted):
-        before = Cursor(page[-1].started_at_ms, page[-1].id)
+        before = Cursor.of_run(page[-1])
         yield from page
 
 

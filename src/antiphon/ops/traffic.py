@@ -153,7 +153,7 @@ class Traffic:
             size = min(100, runs - seen)
             page = await self._journal.runs(tenant=tenant, limit=size, before=before)
             for manifest in page:
-                seen, before = seen + 1, Cursor(manifest.started_at_ms, manifest.id)
+                seen, before = seen + 1, Cursor.of_run(manifest)
                 if is_audit(manifest) or manifest.source_run is not None:
                     continue
                 found = await self.of(manifest)

@@ -808,7 +808,7 @@ class AdminRules(Harness):
             before: Cursor | None = None
             while page := await j.list(tenant=self.tenant, limit=2, before=before, **which):
                 paged += [record.key for record in page]
-                before = Cursor(page[-1].fence, page[-1].key)
+                before = Cursor.of_record(page[-1])
             must(paged == whole, f"page after page it is the same: {paged}, not {whole}")
         await self._expect(j, [keys["read", "s-2"], keys["read", "s-1"]], tool="tools/read")
         await self._expect(j, [keys["send", "s-1"], keys["read", "s-1"]], session="s-1")
@@ -832,7 +832,7 @@ class AdminRules(Harness):
         keys.append(self.key("newest"))
         claimed(await j.begin(self.request(keys[-1], tool="tools/send", session="s-1")))
         listed = await j.list(tenant=self.tenant)
-        places = [Cursor(record.fence, record.key) for record in listed]
+        places = [Cursor.of_record(record) for record in listed]
         other = existing(await j.read(theirs)).current
 
         async def behind(place: Cursor, state: str = "") -> list[str]:
