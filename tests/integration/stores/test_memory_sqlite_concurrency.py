@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import os
 import sqlite3
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -74,6 +77,29 @@ def test_threads_share_commits(store: SQLiteStore, harness: Harness, batches: li
         assert all(isinstance(answer.result(), Claimed) for answer in answers)
     assert batches == [1, 7], "the first one went alone, the others together"
     other.close()
+    journal.close()
+
+
+def test_others_may_queue_between_any_two_steps_of_whoever_writes(store: SQLiteStore, harness: Harness) -> None:
+    journal = store.open_sync()
+    queued: list[Operation] = []
+
+    def queue_one(frame: FrameType, _event: str, _arg: object) -> Any:
+        if frame.f_code is DatabaseFile._lead.__code__ and len(queued) < 200:
+            frame.f_trace_opcodes = True  # as threads may change places
+            queued.append(Operation(lambda connection: None))
+            journal._file.submit(queued[-1])
+        return queue_one
+
+    before = sys.gettrace()
+    sys.settrace(queue_one)
+    try:
+        assert isinstance(journal.begin(harness.request("k")), Claimed)
+    finally:
+        sys.settrace(before)
+    journal._file.write_queued()
+    assert len(queued) > 20
+    assert all(operation.done and operation.error is None for operation in queued)
     journal.close()
 
 

@@ -17,7 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
@@ -239,7 +238,7 @@ class DatabaseFile:
     def _lead(self) -> None:
         """Run what is queued. A step stays in the queue until it is done and announced: whoever is interrupted here
         leaves it to the next one."""
-        batch = list(islice(self._queue, _BATCH))
+        batch = list(self._queue)[:_BATCH]  # in one step: others queue meanwhile
         connection: Connection | None = None
         try:
             connection = self._take()
