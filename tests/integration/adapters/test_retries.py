@@ -19,6 +19,7 @@ from antiphon.adapters import _retries
 from antiphon.ops.app import using
 from antiphon.stores import MemoryStore
 from scripts.wrapped_retries import ASKED_S, FAULTS, FaultyProvider, measure
+from tests.fake_provider import FakeProvider, Reply
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]
 
@@ -93,10 +94,10 @@ def test_a_client_without_retries_has_none() -> None:
 
 def test_a_tool_with_a_deadline_is_not_kept_past_it() -> None:
     gateway = antiphon.Gateway(store="memory:")
-    with FaultyProvider(FAULTS[1]) as provider:
+    with FakeProvider(lambda _: Reply(status=429, headers=(("Retry-After", "20"),))) as provider:
         client = antiphon.wrap(openai.OpenAI(base_url=f"{provider.url}/v1", api_key="none"))
 
-        @gateway.tool(idempotent=True, effect="read", timeout=ASKED_S / 2, retry={"max_attempts": 1})
+        @gateway.tool(idempotent=True, effect="read", timeout=10, retry={"max_attempts": 1})
         def ask(ctx: antiphon.CallContext) -> str:
             try:
                 client.chat.completions.create(model="m", messages=MESSAGES)

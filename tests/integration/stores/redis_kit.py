@@ -22,6 +22,8 @@ T = TypeVar("T")
 Face = Literal["sync", "async"]
 FACES: tuple[Face, ...] = ("sync", "async")
 HOUR_MS = 3_600_000
+BUSY_S = 60.0
+"""How long a server of a busy machine may take where a rule is tested, and no timeout."""
 
 
 def request_for(

@@ -18,7 +18,7 @@ from antiphon.stores._common import recorded_attempt
 from antiphon.stores.composed import ComposedJournal, SyncComposedJournal
 from antiphon.stores.redis.schema import Names
 from antiphon.testing.journal_conformance import FACES, Face, JournalConformance
-from tests.integration.stores.redis_kit import HOUR_MS, claimed, done, existing, request_for, until_sync
+from tests.integration.stores.redis_kit import BUSY_S, HOUR_MS, claimed, done, existing, request_for, until_sync
 
 RUN = "0190a1b2-run"
 UNKNOWN = Settlement("failed", HOUR_MS, error=("outcome_unknown", "its worker was lost", True, False))
@@ -26,7 +26,7 @@ UNKNOWN = Settlement("failed", HOUR_MS, error=("outcome_unknown", "its worker wa
 
 def compose(url: str, prefix: str, path: Path) -> ComposedStore:
     """Picklable: the rules across processes make it in each of them."""
-    return ComposedStore(claims=RedisStore(url, prefix=prefix), log=SQLiteStore(path))
+    return ComposedStore(claims=RedisStore(url, prefix=prefix, retry_timeout_s=BUSY_S), log=SQLiteStore(path))
 
 
 @pytest.mark.parametrize("face", FACES)
@@ -61,7 +61,7 @@ class Broken:
 
 @pytest.fixture
 def stores(valkey_url: str, unique: str) -> tuple[Store, Store]:
-    return RedisStore(valkey_url, prefix=unique), MemoryStore()
+    return RedisStore(valkey_url, prefix=unique, retry_timeout_s=BUSY_S), MemoryStore()
 
 
 class Breakable(SyncComposedJournal):
