@@ -32,7 +32,8 @@ $(VENV)/.installed: $(VENV)/.locked pyproject.toml
 	@$(UV) pip install --quiet --no-deps --no-build-isolation --python $(PY) --editable . || $(PIP) --no-build-isolation --editable .
 	@touch $@
 
-# Bytecode, once: uv leaves none behind, and the tests start some thousand interpreters.
+# Bytecode, once: uv leaves none behind, and the tests start some thousand interpreters. pytest keeps its own.
+unexport PYTHONDONTWRITEBYTECODE
 $(VENV)/.compiled: $(VENV)/.locked
 	@$(PY) -m compileall -qq -j 0 -x '/(pip|setuptools|tests)/' $(VENV)/lib || true
 	@touch $@
