@@ -81,7 +81,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Install the browser, promtool, npm packages and LiteLLM before the clock of a test runs, if a test wants them."""
-    gc.freeze()  # what was imported stays: no collection looks at it again, and no fork copies it
     gc.enable()
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
