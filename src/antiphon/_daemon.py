@@ -3,16 +3,24 @@
 A signal's handler may raise at any call that the main thread makes. Inside of :class:`threading.Event` or
 :meth:`threading.Thread.start` that can leave a lock taken, or a thread that never begins, and whoever comes next waits
 for ever. A :class:`queue.SimpleQueue` has no such moment.
+
+The garbage collector interrupts a thread in the same way: it runs finalizers wherever an object is made, inside a lock
+as well. A finalizer that needs a lock of its own leaves its work to another thread (:func:`outside_collection`).
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+
+log = logging.getLogger("antiphon")
 
 
 class Signal:
@@ -118,3 +126,49 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+_collector = 0
+"""The thread in which the garbage collector runs at the moment."""
+_left: SimpleQueue[Callable[[], object]] = SimpleQueue()
+_finisher = Daemon("antiphon-finish")
+
+
+def _noticed(phase: str, _info: object) -> None:
+    global _collector
+    _collector = threading.get_ident() if phase == "start" else 0
+
+
+def expect_collection() -> None:
+    """Have the thread ready that does what finalizers leave: the collector may come where none can be started."""
+    _finisher.start(_finish_all)
+
+
+def outside_collection(work: Callable[[], object]) -> None:
+    """Do *work* of a finalizer: at once, or on another thread if the garbage collector calls."""
+    if _collector == threading.get_ident():
+        _left.put(work)
+    else:
+        work()
+
+
+def _finish_all() -> None:
+    while True:
+        _finish(_left.get())
+
+
+def _finish_left() -> None:
+    with suppress(Empty):
+        while True:
+            _finish(_left.get_nowait())
+
+
+def _finish(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Exception:
+        log.exception("what the garbage collector found could not be ended")
+
+
+gc.callbacks.append(_noticed)
+atexit.register(_finish_left)

@@ -34,12 +34,13 @@ from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Plain, Step
 from antiphon._gateway.store_breaker import GRACE_S
 from antiphon.contract.events import RunManifest
 from antiphon.errors import StoreError
-from antiphon.ports import Answer, Blobs, BreakerRow, Invocation, Journal, Row, SyncJournal
+from antiphon.ports import Answer, Blobs, BreakerRow, Clock, Invocation, Journal, Row, SyncJournal
 
 log = logging.getLogger("antiphon.gateway")
 
 _MOST_FAILURES = 10
 """A decision about what broke off that is itself broken off so often in a row is no interrupt: it fails always."""
+_LONGEST_EXCHANGE_S = 10.0
 
 
 def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> Outcome | None:
@@ -150,6 +151,28 @@ class _Timed:
         return lambda *args, **options: make(lambda: methodcaller(name, *args, **options)(world.journal))
 
 
+class _OneAtATime:
+    """Whether something is under way. What was interrupted before it began holds up nobody for ever."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until = 0.0
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._clock.monotonic() < self._until
+
+    def begin(self) -> bool:
+        """Whether it may begin now."""
+        if self.is_under_way:
+            return False
+        self._until = self._clock.monotonic() + _LONGEST_EXCHANGE_S
+        return True
+
+    def end(self) -> None:
+        self._until = 0.0
+
+
 class SyncWorld:
     """What a thread reaches."""
 
@@ -160,7 +183,7 @@ class SyncWorld:
         self._breaker = plans.store_breaker
         self._heeds = journal is None
         """Whether the store's breaker shuts its way."""
-        self._exchanging = False
+        self._exchanging = _OneAtATime(plans.clock)
         self.reopen()
         if journal is None:
             self._breaker.watch(self)
@@ -227,16 +250,14 @@ class SyncWorld:
         plans.reload()
         if not self._breaker.on:
             self._exchange()
-        elif not self._exchanging and not self._breaker.is_open:
-            self._exchanging = True
+        elif not self._breaker.is_open and self._exchanging.begin():
             with contextlib.suppress(StoreError):
                 self._breaker.within(self._exchange, seconds)
         plans.refreshed()
 
     def exchange(self) -> None:
         """Read and tell the states of breakers now, unless that is under way."""
-        if not self._exchanging and not self._breaker.is_open:
-            self._exchanging = True
+        if not self._breaker.is_open and self._exchanging.begin():
             self._exchange()
 
     def _exchange(self) -> None:
@@ -252,7 +273,7 @@ class SyncWorld:
             self._breaker.failed(error)
             log.warning("breaker states could not be exchanged: %s", error)
         finally:
-            self._exchanging = False
+            self._exchanging.end()
 
     def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
         if run.scope.write is not None and rows:
@@ -332,7 +353,7 @@ class AsyncWorld:
         self._feed = feed
         self._journal: Journal | None = None
         self._breaker = plans.store_breaker
-        self._exchanging = False
+        self._exchanging = _OneAtATime(plans.clock)
         self.suspends: bool = not plans.store.in_process
         """Whether to wait for claims; a store in this process is asked without a coroutine."""
         self.reopen()
@@ -421,8 +442,7 @@ class AsyncWorld:
         plans.reload()
         if not self._breaker.on:
             await self._exchange()
-        elif not self._exchanging and not self._breaker.is_open:
-            self._exchanging = True
+        elif not self._breaker.is_open and self._exchanging.begin():
             with contextlib.suppress(StoreError):
                 await self._breaker.within_async(self._exchange(), seconds)
         plans.refreshed()
@@ -440,7 +460,7 @@ class AsyncWorld:
             self._breaker.failed(error)
             log.warning("breaker states could not be exchanged: %s", error)
         finally:
-            self._exchanging = False
+            self._exchanging.end()
 
     async def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
         if run.scope.write_async is not None and rows:

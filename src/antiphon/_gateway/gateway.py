@@ -288,7 +288,7 @@ class BaseGateway:
     @property
     def tools(self) -> Mapping[str, ToolSpec]:
         """The registered tools by full name."""
-        return {tool.full_name: tool.spec for tool in self._plans.tools.values()}
+        return {tool.full_name: tool.spec for tool in list(self._plans.tools.values())}
 
     def before(self, hook: Before) -> Before:
         """Register a hook that runs before each attempt (usable as a decorator)."""

@@ -306,8 +306,8 @@ class Leases:
 
     def _plan(self) -> None:
         """Find the next moment. A call that begins meanwhile is seen here, or sees what is written here."""
-        for call in [call for call in self._due if call not in self._held]:  # it is over
-            del self._due[call]
+        for call in [call for call in list(self._due) if call not in self._held]:  # it is over
+            self._due.pop(call, None)
         while True:
             earliest = self._next = self._earliest()
             if self._earliest() >= earliest:

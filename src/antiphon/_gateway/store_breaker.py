@@ -89,7 +89,8 @@ class StoreBreaker:
 
     def watch(self, world: Opens) -> None:
         """Shut the way of *world* to the store while the breaker is open."""
-        self._worlds.add(world)
+        with self._lock:
+            self._worlds.add(world)
 
     def failed(self, error: StoreError) -> None:
         """A step of the store failed."""

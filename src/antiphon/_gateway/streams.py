@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
+from antiphon._daemon import expect_collection, outside_collection
 from antiphon._gateway import results
 from antiphon._gateway.attempt import stream_broken_off, stream_ended, stream_failed
 from antiphon._gateway.call import GuardedCall
@@ -118,6 +119,7 @@ class SyncStream(Iterator[Any]):
         self._source, self._first = opened
         self._started = False
         self._resume = resume
+        expect_collection()
 
     def __iter__(self) -> SyncStream:
         return self
@@ -175,7 +177,8 @@ class SyncStream(Iterator[Any]):
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if not self.state.ended:
+            outside_collection(self.close)
 
 
 class AsyncStream(AsyncIterator[Any]):

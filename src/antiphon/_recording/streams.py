@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+from antiphon._daemon import expect_collection, outside_collection
 from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon.contract.events import CHUNKS
@@ -105,6 +107,7 @@ class LiveStream:
 
     def __iter__(self) -> Iterator[Any]:
         log, around, asking = self._log, self._around, self._log.boundary.asking
+        expect_collection()
         try:
             with around(), asking():
                 source = iter(self._send())
@@ -116,10 +119,13 @@ class LiveStream:
                 log.took(chunk)
                 yield chunk
                 drive(log.pulled())
-        except BaseException as error:
-            drive(log.end(error))
+        except GeneratorExit as left:
+            outside_collection(partial(_end, log, left))
             raise
-        drive(log.end(None))
+        except BaseException as error:
+            _end(log, error)
+            raise
+        _end(log, None)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         log, around, asking = self._log, self._around, self._log.boundary.asking
@@ -138,6 +144,10 @@ class LiveStream:
             await log.end(error)
             raise
         await log.end(None)
+
+
+def _end(log: StreamLog, error: BaseException | None) -> None:
+    drive(log.end(error))
 
 
 class ReplayedStream:

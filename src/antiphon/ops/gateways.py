@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -12,11 +13,17 @@ from antiphon.contract.spec import ToolSpec
 from antiphon.ports import Clock, Listener, Store
 
 _alive: weakref.WeakSet[engine.Gateway | engine.AsyncGateway] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def _living() -> list[engine.Gateway | engine.AsyncGateway]:
+    with _lock:
+        return list(_alive)
 
 
 def declared(store: Store | None = None) -> dict[str, ToolSpec]:
     """The tools of every gateway of this process by full name; one on *store* before one elsewhere."""
-    gateways = sorted([*_alive], key=lambda one: store is not None and _is_on(one, store))
+    gateways = sorted(_living(), key=lambda one: store is not None and _is_on(one, store))
     return {name: spec for gateway in gateways for name, spec in gateway.tools.items()}
 
 
@@ -27,7 +34,7 @@ def _is_on(gateway: engine.Gateway | engine.AsyncGateway, store: Store) -> bool:
 
 def listen(listener_of: Callable[[str], Listener], store: Store) -> None:
     """Have every gateway of this process on *store* tell a listener, which is made for its tenant."""
-    for gateway in list(_alive):
+    for gateway in _living():
         if _is_on(gateway, store):
             gateway._plans.reporter.add(listener_of(gateway._plans.settings.tenant))
 
@@ -35,7 +42,7 @@ def listen(listener_of: Callable[[str], Listener], store: Store) -> None:
 def find_tool(name: str, store: Store) -> tuple[engine.Gateway | engine.AsyncGateway, Tool] | None:
     """The tool of that full name and its gateway: on *store* before any other, with an undo before one without."""
     namespace, _, short = name.rpartition("/")
-    found = [(gateway, gateway.find(namespace, short)) for gateway in list(_alive)]
+    found = [(gateway, gateway.find(namespace, short)) for gateway in _living()]
     known = [(gateway, tool) for gateway, tool in found if tool is not None]
 
     def fits(one: tuple[engine.Gateway | engine.AsyncGateway, Tool]) -> tuple[bool, bool]:
@@ -59,7 +66,8 @@ class _Wired:
     ) -> None:
         parts = wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners)
         super().__init__(parts)  # type: ignore[call-arg]
-        _alive.add(self)  # type: ignore[arg-type]
+        with _lock:
+            _alive.add(self)  # type: ignore[arg-type]
 
 
 class Gateway(_Wired, engine.Gateway):

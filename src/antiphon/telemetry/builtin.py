@@ -143,7 +143,7 @@ class BuiltinMetrics:
         with self._lock:
             for child in list(self._calls.values()):
                 child.sum_up()
-            calls = {key: (list(child.buckets), child.sum) for key, child in self._calls.items()}
+            calls = {key: (list(child.buckets), child.sum) for key, child in list(self._calls.items())}
             series = {name: dict(values) for name, values in self._series.items()}
         counted, hits = series[schema.CALLS.name], series[schema.HITS.name]
         for (tool, status, scope, hit), (buckets, _) in calls.items():

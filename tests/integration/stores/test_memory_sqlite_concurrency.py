@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import sqlite3
+import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -15,9 +19,11 @@ from typing import Any
 
 import pytest
 
+from antiphon import Antiphon
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Claimed, SyncJournal
 from antiphon.stores import MemoryStore, SQLiteStore
+from antiphon.stores.memory import store as memory
 from antiphon.stores.sqlite.file import DatabaseFile, Operation
 from antiphon.stores.sqlite.schema import Connection
 from antiphon.testing.journal_conformance import Harness, claimed, done, existing
@@ -330,3 +336,109 @@ async def test_an_async_journal_works_in_a_forked_child(store: SQLiteStore, harn
 
     assert _forked(child) == 0
     await journal.close()
+
+
+class Reader:
+    """Reads a stream, and is part of a cycle: only the garbage collector finds it."""
+
+    def __init__(self, stream: Any) -> None:
+        self.itself = self
+        self.stream = iter(stream)
+        next(self.stream)
+
+
+def lock_of(journal: Any) -> Any:
+    return journal._file._writer_lock if hasattr(journal, "_file") else journal.lock
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("of", ["tool", "model"])
+def test_the_collector_ends_a_dropped_stream_while_its_thread_writes(kind: str, of: str, tmp_path: Path) -> None:
+    app = Antiphon(store=MemoryStore() if kind == "memory" else SQLiteStore(tmp_path / "antiphon.db"))
+
+    @app.gateway.tool(idempotent=False)
+    def chunks() -> Iterator[str]:
+        yield from "abc"
+
+    def send(_: Any) -> Iterator[Any]:
+        yield from ({"choices": [{"index": 0, "delta": {"content": word}}]} for word in "abc")
+
+    def collect_inside() -> None:
+        with lock_of(app.journal):  # as if it had interrupted a write
+            gc.collect()
+
+    with app.run("dropped") as run:
+        Reader(chunks() if of == "tool" else run.llm({"model": "m", "stream": True, "messages": []}, send))
+        thread = threading.Thread(target=collect_inside, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive(), "it waits for itself"
+        ends: list[Any] = []
+        for _ in range(6_000):
+            ends = [event.payload for event in app.journal.events(run.id) if event.type == "call.finished"]
+            if ends:
+                break
+            time.sleep(0.01)
+        assert [end["error"]["code"] for end in ends] == ["stream_broken_off"]
+
+
+def test_two_threads_may_fork_at_once() -> None:
+    store = MemoryStore()
+    memory._before_fork()
+
+    def fork_too() -> None:
+        memory._before_fork()
+        memory._after_fork_in_parent()
+
+    other = threading.Thread(target=fork_too, daemon=True)
+    other.start()
+    other.join(0.2)
+    memory._after_fork_in_parent()
+    other.join(60)
+    assert not other.is_alive()
+    assert isinstance(store.open_sync().begin(Harness(lambda: store).request("k")), Claimed)
+
+
+SETTLES = """
+import sys
+from antiphon.stores import SQLiteStore
+from antiphon.testing.journal_conformance import done
+SQLiteStore(sys.argv[1]).open_sync().settle("k2", int(sys.argv[2]), done())
+"""
+
+
+def test_a_waiter_that_arrives_while_the_poller_looks_is_woken(store: SQLiteStore, harness: Harness) -> None:
+    journal = store.open_sync()
+    first, second = (claimed(journal.begin(harness.request(key))).version for key in ("k1", "k2"))
+    poller = journal._file.poller
+    waiting = threading.Thread(target=journal.wait, args=("k2", second, 60.0), daemon=True)
+    connect = poller._connect
+
+    class Interrupted:
+        """Between two statements of the poller, another one waits for a claim that another process then settles."""
+
+        def __init__(self) -> None:
+            self.inner = connect()
+            self.looks = 0
+
+        def execute(self, statement: str, *values: Any) -> Any:
+            self.looks += "data_version" in statement
+            if self.looks == 3 and waiting.ident is None:
+                waiting.start()
+                while "k2" not in poller.waiting:
+                    time.sleep(0.01)
+                time.sleep(0.3)  # it has looked, and waits to be told
+                subprocess.run([sys.executable, "-c", SETTLES, str(store.path), str(second)], check=True)
+            return self.inner.execute(statement, *values)
+
+        def close(self) -> None:
+            self.inner.close()
+
+    poller._connect = Interrupted  # type: ignore[assignment]
+    threading.Thread(target=journal.wait, args=("k1", first, 60.0), daemon=True).start()
+    while waiting.ident is None:
+        time.sleep(0.01)
+    waiting.join(30)
+    assert not waiting.is_alive(), "nobody told it"
+    journal.settle("k1", first, done())
+    journal.close()

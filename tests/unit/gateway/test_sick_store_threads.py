@@ -16,6 +16,7 @@ from antiphon._gateway import drivers
 from antiphon._gateway.store_breaker import GRACE_S
 from antiphon.ports import BreakerRow
 from tests.unit.gateway.heard import Face, Heard
+from tests.unit.gateway.kit import ManualClock
 
 SOON_S = 0.05
 LATER_S = 15.0
@@ -224,7 +225,7 @@ def test_a_frozen_exchange_holds_up_a_call_for_a_moment_and_is_not_repeated(face
         assert face.execute(refresh=True, call_id=f"c{number}").ok
     assert store.steps.count("load_breakers") == read + 1
     store.thaw()
-    face.until(lambda: not face.world._exchanging)
+    face.until(lambda: not face.world._exchanging.is_under_way)
     assert face.execute(refresh=True, call_id="c4").ok
     assert store.steps.count("load_breakers") == read + 2
 
@@ -267,3 +268,14 @@ def test_a_store_that_pushes_is_read_once_and_then_listened_to(kind: str, store:
     del face, feed
     gc.collect()
     tell(row)  # nobody is there any more
+
+
+def test_an_exchange_that_was_interrupted_before_it_began_holds_up_no_other_for_ever() -> None:
+    clock = ManualClock()
+    exchange = drivers._OneAtATime(clock)
+    assert exchange.begin()
+    assert not exchange.begin()
+    clock.advance(drivers._LONGEST_EXCHANGE_S)
+    assert exchange.begin()
+    exchange.end()
+    assert exchange.begin()

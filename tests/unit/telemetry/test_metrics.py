@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -425,3 +426,28 @@ def test_threads_lose_no_bound_call(make: Callable[..., Made]) -> None:
     for thread in threads:
         thread.join()
     assert value(made, "antiphon_tool_calls_total", tool="shop/pay", status="success", scope="session") == 12_000
+
+
+def test_a_tool_may_be_called_for_the_first_time_at_any_moment_of_a_scrape() -> None:
+    metrics = BuiltinMetrics(max_tools=1_000)
+    metrics.call_ended("tools/known", "success", "session", 1.0)
+    calls = 0
+
+    def call_another(frame: FrameType, _event: str, _arg: object) -> Any:
+        nonlocal calls
+        if frame.f_code.co_filename.endswith("builtin.py") and "_lines" in frame.f_code.co_qualname and calls < 500:
+            frame.f_trace_opcodes = True
+            sys.settrace(None)
+            calls += 1
+            metrics.call_ended(f"tools/new{calls}", "success", "session", 1.0)
+            sys.settrace(call_another)
+        return call_another
+
+    before = sys.gettrace()
+    sys.settrace(call_another)
+    try:
+        text = metrics.render()
+    finally:
+        sys.settrace(before)
+    assert calls > 50
+    assert "tools/known" in text

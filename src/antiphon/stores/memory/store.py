@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -61,7 +62,8 @@ class SyncMemoryJournal(MemoryClaims):
 
     def __init__(self, max_keys: int, max_events: int, clock: Clock) -> None:
         super().__init__(max_keys, max_events, clock)
-        _all_journals.add(self)
+        with _fork_lock:
+            _all_journals.add(self)
 
     def forget_everything(self) -> None:
         with self.lock:
@@ -164,10 +166,13 @@ def _matches(node: Node, tenant: str, tool: str, session: str, prefix: str) -> b
 
 _all_journals: weakref.WeakSet[SyncMemoryJournal] = weakref.WeakSet()
 _forking: list[SyncMemoryJournal] = []
+_fork_lock = threading.Lock()
+"""Taken by whoever forks, or makes a journal."""
 
 
 def _before_fork() -> None:
     """A child must not inherit a lock that a thread it does not have was holding."""
+    _fork_lock.acquire()
     _forking.extend(_all_journals)
     for journal in _forking:
         journal.lock.acquire()
@@ -176,6 +181,7 @@ def _before_fork() -> None:
 def _after_fork_in_parent() -> None:
     while _forking:
         _forking.pop().lock.release()
+    _fork_lock.release()
 
 
 def _after_fork_in_child() -> None:
@@ -183,6 +189,7 @@ def _after_fork_in_child() -> None:
         journal = _forking.pop()
         journal.waiters.by_key.clear()  # those who waited live in the parent
         journal.lock.release()
+    _fork_lock.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

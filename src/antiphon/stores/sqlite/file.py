@@ -29,6 +29,7 @@ T = TypeVar("T")
 Run = Callable[[sqlite3.Connection], T]
 
 _BATCH = 128
+_CLOSING_S = 1.0
 _LOOK_EVERY_S = 0.002
 """How often a writer looks whether its file is still the one under its name."""
 _WAL_EVERY = 16
@@ -200,8 +201,11 @@ class DatabaseFile:
 
     def close(self) -> None:
         """Close all connections that nobody uses; the next step opens new ones."""
-        with self._writer_lock:
-            self._close_idle()
+        if self._writer_lock.acquire(timeout=_CLOSING_S):  # a signal handler may have interrupted whoever writes
+            try:
+                self._close_idle()
+            finally:
+                self._writer_lock.release()
         self.poller.close()
 
     def _close_idle(self) -> None:

@@ -80,19 +80,21 @@ class Poller:
                 pause = _SHORTEST_S
             if self._thread.leave_if(lambda: not self._waiters):
                 break
-            with self._lock:
-                awaited = {key: tuple(versions) for key, versions in self._waiters.by_key.items()}
             try:
                 with self._looking:
-                    changed = self._changed(awaited)
+                    changed = self._changed()
             except (sqlite3.Error, AntiphonError):
-                changed = tuple(awaited)  # let them look for themselves, and get the error
+                changed = tuple(self._awaited())  # let them look for themselves, and get the error
                 self.close()
             self.wake(changed)
             pause = _SHORTEST_S if changed else min(pause * 1.3, _LONGEST_S)
         self.close()
 
-    def _changed(self, awaited: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
+    def _awaited(self) -> dict[str, tuple[int, ...]]:
+        with self._lock:
+            return {key: tuple(versions) for key, versions in self._waiters.by_key.items()}
+
+    def _changed(self) -> tuple[str, ...]:
         if self._connection is None:
             self._connection = self._connect()
             self._seen = -1
@@ -100,6 +102,7 @@ class Poller:
         if seen == self._seen:
             return ()
         self._seen = seen
+        awaited = self._awaited()  # whoever comes later has looked after this change
         return tuple(key for key, versions in awaited.items() if not self._all_in_flight(key, versions))
 
     def _all_in_flight(self, key: str, versions: tuple[int, ...]) -> bool:
