@@ -163,11 +163,18 @@ def looked(call: GuardedCall, reply: Existing | None) -> Step:
     extras = call.extras
     if extras.refusal is None:
         return begin(call) if reply is None else _decide(call, reply)
-    decision = None if reply is None else rules.decide(reply, _claimant(call))
-    if reply is None or not isinstance(decision, rules.Reuse):
+    if reply is None:
         return answered(call, extras.refusal)
-    extras.reuse, extras.reused_at_ms = decision, reply.now_ms
-    return _reused(call)  # the store is only read
+    match rules.decide(reply, _claimant(call)):  # the store is only read
+        case rules.Reuse() as reuse:
+            extras.reuse, extras.reused_at_ms = reuse, reply.now_ms
+            return _reused(call)
+        case rules.Unknown():  # "not called" would be wrong
+            return still_unknown(call)
+        case rules.Wait() | rules.Busy():
+            return _in_flight(call, reply.current, "calls are held back, so it is not waited for")
+        case _:
+            return answered(call, extras.refusal)
 
 
 def _claimant(call: GuardedCall) -> rules.Claimant:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -44,6 +45,29 @@ def test_a_done_record_still_answers_while_the_breaker_is_open() -> None:
     assert rig.execute(call_id="c1").content == "sent"
     assert rig.execute(call_id="c2").status == "circuit_open"
     assert store.asked == ["read", "read"]
+
+
+def test_a_call_of_unknown_outcome_is_not_told_that_it_was_not_made() -> None:
+    rig = Rig()
+    rig.tool(TimeoutError("late"), idempotent=False)
+    rig.execute(call_id="c1")
+    rig.breaker().force_open(rig.clock.seconds, "maintenance")
+    again = rig.execute(call_id="c1")
+    assert (again.code, again.error.retriable) == ("outcome_unknown", False)
+
+
+def test_a_call_in_flight_is_told_so_while_the_breaker_is_open() -> None:
+    rig = Rig()
+    again: list[Any] = []
+
+    @rig.gateway.tool("send", idempotent=False)
+    def send(to: str) -> str:
+        rig.breaker().force_open(rig.clock.seconds, "maintenance")
+        again.append(copy_context().run(rig.execute, call_id="c1"))
+        return "sent"
+
+    assert rig.execute(call_id="c1").content == "sent"
+    assert [(one.code, one.status) for one in again] == [("in_flight", "retriable_error")]
 
 
 def test_the_attempt_that_opens_the_breaker_gives_its_own_error() -> None:
