@@ -23,6 +23,9 @@ from antiphon._scope import RunScope, current_scope
 from antiphon.adapters._model import recording_scope
 from antiphon.ports import Answer
 
+NEWEST = "2026-07-28"
+"""From this revision on requests name their revision, headers repeat what the body says, and results have a type."""
+_REVISION = "io.modelcontextprotocol/protocolVersion"
 UNEXECUTED = frozenset({-32020, -32021, -32022})
 """Codes of a server that has not executed the request; what others mean is not known."""
 
@@ -44,6 +47,13 @@ class Request(NamedTuple):
         """The boundary's name: the method, and the tool of a call."""
         tool = self.params.get("name") if self.method == "tools/call" else None
         return f"{self.method} {tool}" if tool else self.method
+
+    def result(self, **fields: Any) -> dict[str, Any]:
+        """A result that no server made, in the form of the request's revision."""
+        meta = self.params.get("_meta")
+        revision = meta.get(_REVISION) if isinstance(meta, dict) else None
+        is_newest = isinstance(revision, str) and revision >= NEWEST
+        return {"resultType": "complete", **fields} if is_newest else fields
 
 
 KNOWN = "antiphon_mcp"
@@ -241,7 +251,7 @@ def _timed(answer: Answer) -> Iterator[tuple[Any, float]]:
 
 def content_of(answer: Answer, request: Request) -> bytes:
     """A recorded answer for this delivery."""
-    value = answer.value if isinstance(answer.value, dict) else {"jsonrpc": "2.0", "result": {}}
+    value = answer.value if isinstance(answer.value, dict) else {"jsonrpc": "2.0", "result": request.result()}
     return orjson.dumps({**value, "id": request.id})
 
 

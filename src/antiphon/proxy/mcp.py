@@ -44,8 +44,6 @@ OUTCOME = "dev.antiphon/outcome"
 """The field of ``_meta`` that says why there is no result of the tool."""
 HEADER_MISMATCH = -32020
 PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
-NEWEST = "2026-07-28"
-"""From this revision on headers repeat what the body says."""
 ERROR = "$jsonrpcError"
 """Where the recorded value of a call keeps an error of the protocol; ``None`` beside a result that has this name."""
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
@@ -399,7 +397,7 @@ class _Exchange:
             await answer.start(status, headers, {})
             await answer.chunk(self.whole)
             return answer.finish
-        message = given_again(task.result()) if failure is None else unknown(failure)
+        message = given_again(task.result(), self.asked) if failure is None else unknown(failure, self.asked)
         message = {"jsonrpc": "2.0", "id": self.asked.id, **message}
         recorded = [(_mcp.notice_for(notice, self.asked), gap) for notice, gap in self.told.notices]
         notices = [(notice, gap) for notice, gap in recorded if notice is not None]
@@ -427,17 +425,17 @@ def value_of(message: Any) -> Any:
     return {ERROR: error}
 
 
-def given_again(given: Given) -> dict[str, Any]:
+def given_again(given: Given, asked: _mcp.Request) -> dict[str, Any]:
     """An answer that was kept, as the answer of another request."""
     if not given.ok:
-        return _failed(given.code, given.message, given.question)
+        return _failed(asked, given.code, given.message, given.question)
     if isinstance(given.value, dict) and ERROR in given.value:
         error = given.value[ERROR]
         return {"result": given.value["result"]} if error is None else {"error": error}
     return {"result": given.value}
 
 
-def unknown(failure: BaseException) -> dict[str, Any]:
+def unknown(failure: BaseException, asked: _mcp.Request) -> dict[str, Any]:
     """The answer of a call that failed on its way; an error of ours is raised."""
     if isinstance(failure, AntiphonError):
         raise failure
@@ -446,13 +444,13 @@ def unknown(failure: BaseException) -> dict[str, Any]:
     text = f"{type(failure).__name__}: {failure}".removesuffix(": ")
     if code == "outcome_unknown":
         text = f"It is not known whether the tool ran: {text.rstrip('.')}. It is not called again for this call."
-    return _failed(code, text)
+    return _failed(asked, code, text)
 
 
-def _failed(code: str, text: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
+def _failed(asked: _mcp.Request, code: str, text: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
     """A call without a result, in words that a model reads."""
     meta = {OUTCOME: code} if question is None else {OUTCOME: code, _mcp.APPROVAL: question}
-    return {"result": {"content": [{"type": "text", "text": text}], "isError": True, "_meta": meta}}
+    return {"result": asked.result(content=[{"type": "text", "text": text}], isError=True, _meta=meta)}
 
 
 def identity_of(header: str | None, asked: _mcp.Request, names: Sequence[str] = (CALL_ID,)) -> str | None:
@@ -540,7 +538,7 @@ def _malformed(code: int, text: str, place: Any = None) -> Refused:
 def check_headers(request: Request, asked: _mcp.Request) -> None:
     """In the newest revision the headers repeat the body: a request that contradicts itself is not passed on."""
     named = request.named
-    if named.get("mcp-protocol-version", "") < NEWEST:
+    if named.get("mcp-protocol-version", "") < _mcp.NEWEST:
         return
     field = _NAMED.get(asked.method)
     said = None if field is None else asked.params.get(field)

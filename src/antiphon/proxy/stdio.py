@@ -262,10 +262,10 @@ class Wrapped:
                 failed: BaseException | None = None
                 try:
                     given = await made()
-                    answer = given_again(given)
+                    answer = given_again(given, asked)
                 except Exception as failure:
                     failed = failure
-                    answer = unknown(failure)
+                    answer = unknown(failure, asked)
                 finally:
                     if named is None:
                         self._guard.told(equal, key, given, failed)

@@ -22,6 +22,8 @@ class Desk:
         self.requests = 0
         self.hold = threading.Event()
         """Set: ``slow`` ends."""
+        self.cuts = threading.Event()
+        """Set: connections break off."""
         self.url = ""
 
 
@@ -41,6 +43,13 @@ def server_of(desk: Desk) -> MCPServer:
         while not desk.hold.is_set():
             await asyncio.sleep(0.01)
         return f"slowly charged {order}"
+
+    @server.tool()
+    def fall(order: str) -> str:
+        """Charge an order, and break off before the answer."""
+        desk.charged[order] += 1
+        desk.cuts.set()
+        return "never told"
 
     @server.tool()
     async def steps(count: int, ctx: Context) -> str:
@@ -66,9 +75,16 @@ def served_desk() -> Iterator[Desk]:
     inner: Any = server_of(desk).streamable_http_app()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        async def tell(message: Any) -> None:
+            if desk.cuts.is_set() and scope["type"] == "http":
+                if message["type"] == "http.response.start":
+                    await send({**message, "headers": [(b"content-length", b"100")]})
+                raise ConnectionAbortedError
+            await send(message)
+
         if scope["type"] == "http":
             desk.requests += 1
-        await inner(scope, receive, send)
+        await inner(scope, receive, tell)
 
     listening = socket.create_server(("127.0.0.1", 0))
     desk.url = f"http://127.0.0.1:{listening.getsockname()[1]}"

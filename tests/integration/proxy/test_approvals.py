@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
 
 from antiphon import Antiphon
 from antiphon.errors import InvalidInput
@@ -97,6 +100,54 @@ def test_a_recorded_question_and_its_answer_replay(app: Antiphon, desk: Desk) ->
         assert _post(served, "A1")["result"]["_meta"]["dev.antiphon/outcome"] == "approval_required"
         assert _post(served, "A1")["result"]["content"] == made["result"]["content"]
     assert dict(desk.charged) == {"A1": 1}
+
+
+async def _told(server: Any, mode: Any) -> list[str]:
+    """What an agent with the SDK for Python reads of two calls that have no result of the tool."""
+    async with Client(server, mode=mode) as client:
+        asked: Any = await client.call_tool("charge", {"order": "A1"})
+        lost: Any = await client.call_tool("fall", {"order": "B2"})
+    assert (asked.is_error, lost.is_error) == (True, True)
+    return [asked.content[0].text, lost.content[0].text]
+
+
+def check_told(app: Antiphon, told: list[str]) -> None:
+    """An agent can name the approval, and knows that the other call may have run."""
+    [waiting] = app.approvals("grace").list()
+    assert waiting["id"] in told[0]
+    assert told[1].startswith("It is not known whether the tool ran: ")
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_an_agent_reads_why_there_is_no_result_in_every_revision(app: Antiphon, desk: Desk, mode: str) -> None:
+    with serving(app, mcp=desk.url, tools=_ASKS) as served:
+        check_told(app, asyncio.run(_told(f"{served.at('shop', 'desk')}/mcp", mode)))
+
+
+FALLS = """
+import os
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("desk")
+
+@server.tool()
+def charge(order: str) -> str:
+    return "charged"
+
+@server.tool()
+def fall(order: str) -> str:
+    os._exit(3)
+
+server.run("stdio")
+"""
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_an_agent_on_stdio_reads_why_there_is_no_result_in_every_revision(app: Antiphon, mode: str) -> None:
+    wrap = ["-m", "antiphon.cli", "mcp", "wrap", "--store", app.store.url, "--server", "desk"]
+    words = [*wrap, "--tool", "charge:approve", "--", sys.executable, "-c", FALLS]
+    server = stdio_client(StdioServerParameters(command=sys.executable, args=words, env=dict(os.environ)))
+    check_told(app, asyncio.run(_told(server, mode)))
 
 
 @pytest.mark.parametrize("mode", ["record", "live"])

@@ -7,6 +7,7 @@ import base64
 import json
 import queue
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ import pytest
 from antiphon import Antiphon
 from antiphon.proxy.stdio import Wrapped
 from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy.desk import served_desk
 from tests.integration.proxy.harness import serving
+from tests.integration.proxy.test_approvals import FALLS, check_told
 from tests.nodejs import Node, Script
 
 _KEY = "sk-test-" + "Qw7" * 12
@@ -163,6 +166,30 @@ def test_a_session_over_http_passes_unchanged_and_replays_with_the_server_off(
     assert "B2" in json.dumps(changed["found"])
 
 
+_LOST: list[list[Any]] = [["call", "charge", _ONE], ["call", "fall", {"order": "B2"}]]
+CLIENTS = [(2, "auto", "modern"), (2, "legacy", "legacy"), (1, "", "legacy")]
+
+
+def _check_told(app: Antiphon, session: dict[str, Any], era: str) -> None:
+    assert session["era"] == era
+    check_told(app, [found[0]["text"] for found in session["found"]])
+
+
+@pytest.mark.parametrize(("sdk", "mode", "era"), CLIENTS)
+def test_an_agent_reads_why_there_is_no_result(sdk: int, mode: str, era: str, app: Antiphon, clients: Script) -> None:
+    with served_desk() as desk, serving(app, mcp=desk.url, tools=("desk/charge:approve",)) as served:
+        _check_told(app, clients.ask(sdk=sdk, mode=mode, url=f"{served.at('shop', 'desk')}/mcp", steps=_LOST), era)
+
+
+@pytest.mark.parametrize(("sdk", "mode", "era"), CLIENTS)
+def test_an_agent_on_stdio_reads_why_there_is_no_result(
+    sdk: int, mode: str, era: str, app: Antiphon, clients: Script
+) -> None:
+    with _wrapped(app, "record", [sys.executable, "-c", FALLS], tools=("charge:approve",)) as (port, reports):
+        _check_told(app, clients.ask(sdk=sdk, mode=mode, port=port, steps=_LOST), era)
+        reports.get(timeout=60)
+
+
 _ports: dict[str, int] = {}
 
 
@@ -186,7 +213,9 @@ def test_a_server_of_files_over_http(app: Antiphon, clients: Script, servers: Sc
 
 
 @contextmanager
-def _wrapped(app: Antiphon, mode: Any, command: list[str]) -> Iterator[tuple[int, queue.Queue[dict[str, Any]]]]:
+def _wrapped(
+    app: Antiphon, mode: Any, command: list[str], tools: tuple[str, ...] = ()
+) -> Iterator[tuple[int, queue.Queue[dict[str, Any]]]]:
     """What ``antiphon mcp wrap`` does, with a socket for its pipes: a port, and the reports of the sessions."""
     reports: queue.Queue[dict[str, Any]] = queue.Queue()
     ports: queue.Queue[int] = queue.Queue()
@@ -201,7 +230,7 @@ def _wrapped(app: Antiphon, mode: Any, command: list[str]) -> Iterator[tuple[int
             lines.put_nowait(None)
 
         reading = asyncio.ensure_future(read())
-        wrapped = Wrapped(app, "desk", mode=mode, run="pipe", write=writer.write)
+        wrapped = Wrapped(app, "desk", mode=mode, run="pipe", tools=tools, write=writer.write)
         _, report = await wrapped.serve(command, lines)
         writer.close()
         await reading
