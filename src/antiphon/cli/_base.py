@@ -261,15 +261,79 @@ def _named_store(arguments: argparse.Namespace, *, makes: bool) -> Iterator[None
                 os.environ[name] = value
 
 
-def run_server(server: Any) -> bool:
-    """Run a server until a signal ends it; whether it had started."""
+def run_server(server: Any, tell: Callable[[str], None]) -> bool:
+    """Run a server until a signal ends it; *tell* hears its address once clients can connect. Whether it had started.
+
+    *server* has a ``config``, ``run(sockets)`` and ``started``, as those of uvicorn have.
+    """
+    host: str = server.config.host
+    sockets = _listening(host, server.config.port)
     try:
-        server.run()
+        port = sockets[0].getsockname()[1]
+        tell(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        sys.stderr.flush()
+        server.run(sockets)
     except KeyboardInterrupt:
         return True
     except SystemExit:  # the server has said why
         return False
+    finally:
+        for one in sockets:
+            one.close()
     return bool(server.started)
+
+
+def _listening(host: str, port: int) -> list[Any]:
+    """Sockets at all addresses of *host*, with the same port; clients that connect wait until they are served."""
+    import socket
+
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise _no_address(host, error) from None
+    sockets: list[socket.socket] = []
+    refused: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        try:
+            sockets.append(_bound(socket.socket(family, kind, protocol), (address[0], port, *address[2:])))
+            port = sockets[0].getsockname()[1]
+        except OSError as error:
+            refused = error
+            if error.errno not in _NO_FAMILY:
+                break
+    if refused is None or (sockets and refused.errno in _NO_FAMILY):
+        return sockets
+    for one in sockets:
+        one.close()
+    if refused.errno in _NO_FAMILY:
+        raise _no_address(host, refused)
+    why = "is in use" if refused.errno == errno.EADDRINUSE else f"cannot be used: {refused.strerror}"
+    raise errors.InvalidInput(f"Port {port} of {host} {why}.", hint="Choose another: --port N")
+
+
+_NO_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""What addresses say whose family is switched off; ``localhost`` has some of each."""
+
+
+def _no_address(host: str, error: OSError) -> errors.InvalidInput:
+    text = f"{host} is no address of this machine: {error.strerror}."
+    return errors.InvalidInput(text, hint="Choose another: --host ADDRESS")
+
+
+def _bound(one: Any, address: tuple[Any, ...]) -> Any:
+    """The socket, listening at *address*."""
+    import socket
+
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if one.family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        one.bind(address)
+        one.listen()
+    except OSError:
+        one.close()
+        raise
+    return one
 
 
 def ended_with(code: int) -> str:

@@ -7,7 +7,6 @@ import os
 import secrets
 import sys
 import webbrowser
-from typing import Any
 
 from antiphon.cli._base import CONFIG, application, argument, command, flag, run_server
 from antiphon.errors import InvalidInput, missing_extra
@@ -34,6 +33,8 @@ def console(arguments: argparse.Namespace) -> int:
       antiphon console --store sqlite:///other.db --port 0 --no-open
     """
     try:
+        from uvicorn import Server
+
         from antiphon.host.http.connections import ServerConfig
     except ImportError as error:
         raise missing_extra(error.name or "uvicorn", "server", "antiphon console") from None
@@ -60,24 +61,10 @@ def console(arguments: argparse.Namespace) -> int:
             timeout_graceful_shutdown=1,
         )
 
-        def tell(port: int) -> None:
-            address = f"http://127.0.0.1:{port}/console#key={token}"
-            print(f"antiphon: console on {address}\nantiphon: store {app.store.url}; Ctrl-C ends it", file=sys.stderr)
-            sys.stderr.flush()
+        def tell(address: str) -> None:
+            page = f"{address}/console#key={token}"
+            print(f"antiphon: console on {page}\nantiphon: store {app.store.url}; Ctrl-C ends it", file=sys.stderr)
             if not arguments.no_open:
-                webbrowser.open(address)
+                webbrowser.open(page)
 
-        return 0 if _run(config, tell) else 1
-
-
-def _run(config: Any, tell: Any) -> bool:
-    """Serve until a signal ends it; *tell* hears the port once it is bound."""
-    import uvicorn
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                tell(self.servers[0].sockets[0].getsockname()[1])
-
-    return run_server(Server(config))
+        return 0 if run_server(Server(config), tell) else 1

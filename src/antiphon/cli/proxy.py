@@ -39,7 +39,7 @@ PORT = 8800
     repeated("--upstream", "NAME=URL", "a model provider (openai, anthropic and gemini are known)"),
     repeated("--mcp", "NAME=URL", "an MCP server (streamable HTTP)"),
     argument("--host", default="127.0.0.1", help="address to bind (default: 127.0.0.1)"),
-    argument("--port", type=int, default=PORT, help=f"port to bind (default: {PORT})"),
+    argument("--port", type=int, default=PORT, help=f"port to bind, 0 for any (default: {PORT})"),
     flag("--require-key", "serve only clients with a key of 'antiphon apikeys' in the header Antiphon-Key"),
     argument(
         "--retries",
@@ -140,10 +140,12 @@ def proxy(arguments: argparse.Namespace) -> int:
             log_config=logs.settings(arguments.log_level, arguments.log_format),
             proxy_headers=False,
         )
-        where = f"http://{arguments.host}:{arguments.port}"
-        print(f"antiphon: proxy on {where}, mode {arguments.mode}; store {app.store.url}", file=sys.stderr)
+
+        def tell(address: str) -> None:
+            print(f"antiphon: proxy on {address}, mode {arguments.mode}; store {app.store.url}", file=sys.stderr)
+
         leave_to_stay()
-        started = run_server(uvicorn.Server(server))
+        started = run_server(uvicorn.Server(server), tell)
         for report in served.ended:
             print(f"antiphon: {told(report)}", file=sys.stderr)
         return 0 if started else 1

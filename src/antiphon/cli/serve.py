@@ -13,7 +13,7 @@ from typing import Any
 from antiphon._diff import plural
 from antiphon._drive import drive
 from antiphon.cli import _ui as ui
-from antiphon.cli._base import CONFIG, JSON, application, argument, command
+from antiphon.cli._base import CONFIG, JSON, application, argument, command, run_server
 from antiphon.errors import ConfigError, InvalidInput, missing_extra
 from antiphon.ops.app import Antiphon
 from antiphon.ports import Clock
@@ -21,7 +21,7 @@ from antiphon.ports import Clock
 
 @command(
     argument("--host", help="address to bind (default: 127.0.0.1)"),
-    argument("--port", type=int, help="port to bind (default: 8321)"),
+    argument("--port", type=int, help="port to bind, 0 for any (default: 8321)"),
     argument("--workers", type=int, metavar="N", help="worker processes (default: 1)"),
     argument("--log-level", default="info", choices=("debug", "info", "warning", "error")),
     argument("--log-format", default="text", choices=("text", "json"), help="lines for people or for machines"),
@@ -34,6 +34,8 @@ def serve(arguments: argparse.Namespace) -> int:
       ANTIPHON_API_KEY=$(openssl rand -hex 32) antiphon serve --port 8321 --config antiphon.toml
     """
     try:
+        from uvicorn import Server
+
         from antiphon.host.http.connections import ServerConfig
     except ImportError as error:
         raise missing_extra(error.name or "uvicorn", "server", "antiphon serve") from None
@@ -69,6 +71,7 @@ def serve(arguments: argparse.Namespace) -> int:
             hint="Use one worker, or a store that processes share, such as sqlite:///host.db.",
             path="store.url",
         )
+    token = ""
     with closing(app.journal) as journal:
         journal.ping()  # a store that cannot be used is told here, once
         if settings.auth and not os.environ.get(ENVIRONMENT_KEY) and not _has_key(journal, config):
@@ -79,7 +82,6 @@ def serve(arguments: argparse.Namespace) -> int:
                     path="host.auth",
                 )
             os.environ[ENVIRONMENT_KEY] = token = secrets.token_urlsafe(32)
-            print(f"antiphon: no API key yet; for this process only, with the admin role:\n  {token}", file=sys.stderr)
     if arguments.config is not None:
         os.environ["ANTIPHON_CONFIG"] = os.path.abspath(arguments.config)  # noqa: PTH100 - as the user wrote it
     os.environ["ANTIPHON_HOST_HOST"] = host
@@ -92,41 +94,38 @@ def serve(arguments: argparse.Namespace) -> int:
         log_config=logs.settings(arguments.log_level, arguments.log_format),
         factory=True,
     )
-    print(f"antiphon: serving on http://{host}:{port} with {plural(workers, 'worker')}", file=sys.stderr)
-    return 0 if _run(server) else 1
+
+    def tell(address: str) -> None:
+        if token:
+            print(f"antiphon: no API key yet; for this process only, with the admin role:\n  {token}", file=sys.stderr)
+        print(f"antiphon: serving on {address} with {plural(workers, 'worker')}", file=sys.stderr)
+
+    return 0 if run_server(_workers(server) if workers > 1 else Server(server), tell) else 1
 
 
-def _run(config: Any) -> bool:
-    """Serve until a signal ends it; whether it could start."""
+def _workers(config: Any) -> Any:
+    """A server of several processes."""
     from uvicorn.config import STARTUP_FAILURE
-    from uvicorn.server import Server
     from uvicorn.supervisors import Multiprocess
 
     class Workers(Multiprocess):
         """Stops when a worker cannot start: another one could not either."""
 
+        def run(self, sockets: Any = ()) -> None:
+            self.sockets = sockets
+            super().run()
+
         @property
-        def failed(self) -> bool:
-            return any(one.process.exitcode == STARTUP_FAILURE for one in self.processes)
+        def started(self) -> bool:
+            return all(one.process.exitcode != STARTUP_FAILURE for one in self.processes)
 
         def keep_subprocess_alive(self) -> None:
-            if self.failed:
-                self.should_exit.set()
-            else:
+            if self.started:
                 super().keep_subprocess_alive()
+            else:
+                self.should_exit.set()
 
-    try:
-        if config.workers == 1:
-            server = Server(config)
-            server.run()
-            return server.started
-        workers = Workers(config, sockets=[config.bind_socket()])
-        workers.run()
-        return not workers.failed
-    except KeyboardInterrupt:
-        return True
-    except SystemExit:  # the server has said why
-        return False
+    return Workers(config, sockets=[])
 
 
 def _has_key(journal: Any, config: Any) -> bool:

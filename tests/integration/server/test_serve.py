@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -84,16 +83,6 @@ def test_a_damaged_store(tmp_path: Path) -> None:
 def test_a_store_that_is_a_folder_or_cannot_be_made(tmp_path: Path) -> None:
     for place in (tmp_path, "/proc/nowhere/host.db"):
         _refused(_serve(tmp_path, *_config(tmp_path, f'[store]\nurl = "sqlite:///{place}"\n')))
-
-
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        for workers in ("1", "2"):
-            done = _serve(tmp_path, "--port", port, "--workers", workers)
-            _refused(done, "address already in use")
 
 
 def test_workers_cannot_share_a_memory_store(tmp_path: Path) -> None:
