@@ -1,12 +1,14 @@
-"""``serve``, ``proxy`` and ``console``: when they tell their address, what they say if they cannot have it."""
+"""``serve``, ``proxy`` and ``console``: when they tell their address, what they say if they cannot have it, Ctrl-C."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,3 +74,19 @@ def test_a_host_that_this_machine_has_not(tmp_path: Path) -> None:
         _, said = process.communicate(timeout=60)
     assert "antiphon: 192.0.2.1 is no address of this machine: " in said
     assert (process.returncode, "Traceback" in said) == (2, False)
+
+
+@each
+def test_a_second_ctrl_c_ends_the_program_and_its_runs_without_a_traceback(tmp_path: Path, command: list[str]) -> None:
+    with _started(tmp_path, *command, "--port", "0") as process:
+        address = _address(process)
+        asked = httpx.post(f"{address}/run/shop/openai/v1/chat/completions", json={"messages": []}, timeout=60)
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
+        _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said
+    assert process.returncode == 0, said
+    if command[0] == "proxy":
+        assert asked.status_code == 502
+        assert "antiphon: run shop (" in said

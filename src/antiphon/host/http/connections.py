@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import httptools
 import uvicorn
+from uvicorn.lifespan.on import LifespanOn, LifespanReceiveMessage
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from antiphon.config.model import HostSection
@@ -83,6 +84,20 @@ class ServerConfig(uvicorn.Config):
             "ws": "none",
         }
         super().__init__(app, **(given | more))
+
+    def load(self) -> None:
+        super().load()
+        self.lifespan_class: type[Any] = Lifespan
+
+
+class Lifespan(LifespanOn):
+    """Has the application stop, too, if a second Ctrl-C ends the wait for clients: all its tasks are cancelled then."""
+
+    async def receive(self) -> LifespanReceiveMessage:
+        try:
+            return await super().receive()
+        except asyncio.CancelledError:
+            return {"type": "lifespan.shutdown"}
 
 
 class JoinedWrites:
