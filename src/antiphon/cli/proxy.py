@@ -87,7 +87,7 @@ def proxy(arguments: argparse.Namespace) -> int:
       antiphon proxy --mode record
       OPENAI_BASE_URL=http://127.0.0.1:8800/run/orders/openai/v1 node agent.js
       antiphon proxy --mode replay
-      antiphon proxy --mcp files=https://mcp.example.com/mcp
+      antiphon proxy --mcp files=https://mcp.example.com
       antiphon proxy --mcp shop=https://shop.example.com --tool 'shop/get_*:read' --tool shop/charge:approve
     """
     try:
