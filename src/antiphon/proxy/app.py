@@ -30,8 +30,8 @@ from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import Gone, Refused, Reply, Request, disconnected, ended_by
 from antiphon.proxy.mcp import McpGuard
 from antiphon.proxy.options import Breakers, ToolRules, deadline_of
-from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, told
-from antiphon.proxy.upstreams import NAME, Upstream, first, passed_on, readable
+from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, run_name, told
+from antiphon.proxy.upstreams import Upstream, first, passed_on, readable
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -454,6 +454,4 @@ def _run_of(path: bytes, named: Mapping[str, str]) -> tuple[str | None, bytes]:
         if name is not None and name != in_path:
             raise InvalidInput("Path and Antiphon-Run name different runs.", path="Antiphon-Run")
         name = in_path
-    if name is not None and not NAME.fullmatch(name):
-        raise InvalidInput("The name of a run has 1 to 128 letters, digits and . _ ~ -", path="Antiphon-Run")
-    return name, path
+    return None if name is None else run_name(name), path

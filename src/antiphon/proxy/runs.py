@@ -29,6 +29,7 @@ from antiphon.ops.runs import all_runs, find_run, load_recording
 from antiphon.ports import Answer, Invocation
 from antiphon.proxy.clients import Refused
 from antiphon.proxy.costs import Estimates
+from antiphon.proxy.upstreams import NAME
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -38,6 +39,13 @@ UNNAMED = "proxy"
 """The run of requests that name none."""
 _MOST_RUNS = 1000
 _TOLD = 100
+
+
+def run_name(text: str) -> str:
+    """*text*, if clients can call a run so."""
+    if not NAME.fullmatch(text):
+        raise InvalidInput("The name of a run has 1 to 128 ASCII letters, digits and . _ ~ -", path="Antiphon-Run")
+    return text
 
 
 class Told:

@@ -24,7 +24,7 @@ from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import Refused
 from antiphon.proxy.mcp import INVALID_REQUEST, McpGuard, Notices, checked, digest_of, given_again, unknown, value_of
 from antiphon.proxy.options import ToolRules
-from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, told
+from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, run_name, told
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -62,7 +62,7 @@ class Wrapped:
         The identity of a call is good for servers of that name; with a command that they are *like*, only for these.
         """
         self._server = server
-        self._name = run or f"mcp-{server}"
+        self._name = f"mcp-{server}" if run is None else run_name(run)
         command = hashlib.sha256(b"\0".join(map(os.fsencode, like))).hexdigest()
         self._scope = f"stdio:{self._name}:{server}" + (f":{command}" if like else "")
         self.runs: Runs = Runs(app, mode)

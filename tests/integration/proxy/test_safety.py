@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -123,3 +124,15 @@ def test_the_list_of_upstreams_is_checked() -> None:
 def test_another_address_needs_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["proxy", "--host", "0.0.0.0"]) == 2
     assert "--require-key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["größe", "a b", "", "x" * 129])
+def test_a_run_has_a_name_that_fits_a_path_also_on_stdio(
+    app: Antiphon, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule = "The name of a run has 1 to 128 ASCII letters, digits and . _ ~ -"
+    with serving(app) as served:
+        answer = httpx.get(f"{served.url}/run/{name}/openai/v1/models")
+        assert (answer.status_code, answer.json()["error"]["message"]) == (400, rule)
+    assert main(["mcp", "wrap", "--store", app.store.url, "--run", name, "--", sys.executable, "-V"]) == 2
+    assert capsys.readouterr().err == f"antiphon: {rule}\n"
