@@ -38,8 +38,11 @@ class ToolRule(NamedTuple):
 class ToolRules:
     """The rules of ``--tool SERVER/TOOL:OPTIONS``; later ones stand above earlier ones."""
 
-    def __init__(self, texts: Iterable[str] = (), *, window_s: float, policies: Collection[str] = ()) -> None:
-        """*policies* are those that ``approve=NAME`` may name."""
+    def __init__(
+        self, texts: Iterable[str] = (), *, window_s: float, policies: Collection[str] = (), one_server: bool = False
+    ) -> None:
+        """*policies* are those that ``approve=NAME`` may name. With *one_server* rules are ``TOOL:OPTIONS``."""
+        self._one_server = one_server
         self._default = ToolRule(window_s)
         self._rules = [self._read(text) for text in texts]
         for _, fields in self._rules:
@@ -52,20 +55,19 @@ class ToolRules:
 
     def of(self, server: str, tool: str) -> ToolRule:
         """The rule of a tool."""
-        found = self._default
+        found, name = self._default, tool if self._one_server else f"{server}/{tool}"
         for pattern, fields in self._rules:
-            if fnmatchcase(f"{server}/{tool}", pattern):
+            if fnmatchcase(name, pattern):
                 found = found._replace(**fields)
         return found
 
-    @staticmethod
-    def _read(text: str) -> tuple[str, dict[str, Any]]:
+    def _read(self, text: str) -> tuple[str, dict[str, Any]]:
         pattern, colon, options = text.partition(":")
-        wrong = InvalidInput(
-            f"--tool {text!r} cannot be read.",
-            hint="Write: --tool files/read_*:read or --tool shop/charge:window=30,approve",
-        )
-        if not colon or "/" not in pattern:
+        forms = ("files/read_*:read", "shop/charge:window=30,approve")
+        if self._one_server:
+            forms = ("read_*:read", "charge:approve")
+        wrong = InvalidInput(f"--tool {text!r} cannot be read.", hint=f"Write: --tool {' or --tool '.join(forms)}")
+        if not colon or not pattern or ("/" not in pattern and not self._one_server):
             raise wrong
         fields: dict[str, Any] = {}
         for option in options.split(","):

@@ -67,7 +67,7 @@ class Wrapped:
         self._scope = f"stdio:{self._name}:{server}" + (f":{command}" if like else "")
         self.runs: Runs = Runs(app, mode)
         policies = app.config.approvals.policies
-        rules = ToolRules((f"{server}/{rule}" for rule in tools), window_s=0, policies=policies)
+        rules = ToolRules(tools, window_s=0, policies=policies, one_server=True)
         self._guard = McpGuard(app, rules=rules, identity=identity, timeout_s=timeout_s)
         self._write = write
         self._process: Any = None

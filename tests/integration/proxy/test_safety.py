@@ -136,3 +136,12 @@ def test_a_run_has_a_name_that_fits_a_path_also_on_stdio(
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, rule)
     assert main(["mcp", "wrap", "--store", app.store.url, "--run", name, "--", sys.executable, "-V"]) == 2
     assert capsys.readouterr().err == f"antiphon: {rule}\n"
+
+
+def test_a_rule_for_a_tool_on_stdio_is_refused_as_it_was_typed(
+    app: Antiphon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["mcp", "wrap", "--store", app.store.url, "--tool", "x:foo", "--", sys.executable, "-V"]) == 2
+    assert capsys.readouterr().err == (
+        "antiphon: --tool 'x:foo' cannot be read.\n          Write: --tool read_*:read or --tool charge:approve\n"
+    )

@@ -29,6 +29,14 @@ def test_a_rule_that_cannot_be_read_is_refused(text: str) -> None:
         ToolRules([text], window_s=1)
 
 
+def test_rules_for_one_server_name_tools_only() -> None:
+    rules = ToolRules(["*:read", "files/write:approve"], window_s=0, one_server=True)
+    assert rules.of("desk", "look") == ToolRule(0, read=True)
+    assert rules.of("desk", "files/write") == ToolRule(0, read=True, approve="always")
+    with pytest.raises(InvalidInput, match="--tool ':read' cannot be read"):
+        ToolRules([":read"], window_s=0, one_server=True)
+
+
 @pytest.mark.parametrize("key", ["", "progressToken", "traceparent", "io.modelcontextprotocol/clientInfo", "a b"])
 def test_what_changes_with_each_delivery_is_no_identity(key: str) -> None:
     with pytest.raises(InvalidInput, match="--identity"):
