@@ -20,7 +20,7 @@ from antiphon._diff import plural
 from antiphon._gateway.ids import uuid7
 from antiphon._version import __version__
 from antiphon.contract.events import RunManifest
-from antiphon.errors import InvalidInput, NotFound, StoreError
+from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, silent
 from antiphon.ops.app import Antiphon, Spent, cost_of, current
 from antiphon.ops.artifacts import open_run
@@ -296,7 +296,11 @@ class Plan:
         self.document = document
         self._progress = progress
         self._usages: dict[str, _Usage] | None = None
-        self._keys = {one.name: digest_of(msgspec.to_builtins(one)) for one in document.variants}
+        same = [digest_of(msgspec.to_builtins(msgspec.structs.replace(one, name=""))) for one in document.variants]
+        self._first = {
+            one.name: same[:at].count(same[at]) * document.rounds for at, one in enumerate(document.variants)
+        }
+        """The number of each variant's first sample: variants that differ by name only have no sample in common."""
         self._code = digest_of(document.code)
 
     @property
@@ -377,7 +381,7 @@ class Plan:
             self._code,
             changed,
             variant.entry,
-            sample,
+            self._first[variant.name] + sample,
             document.settings,
             document.salt,
         )
@@ -412,7 +416,15 @@ class Plan:
                 drive.run()
         finally:
             executor.cancel()
-        return Matrix(document, table, stopped=drive.stopped)
+        found = Matrix(document, table, stopped=drive.stopped)
+        if not found.is_complete and not found.stopped:
+            raise AntiphonError(
+                f"The matrix {self.id} ended before all cells that its verdict needs were done. "
+                f"The others are in {table.path}.",
+                hint=f"Go on with: antiphon matrix --resume {self.id}",
+                code="matrix_unfinished",
+            )
+        return found
 
     def result(self) -> Matrix:
         """What is in the table now."""

@@ -190,6 +190,15 @@ class Matrix:
         return [name for name in self._judge.tests if name not in self._judge.decided and bad[name] + bad[base]]
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all cells are done that the verdict needs."""
+        decided = self._judge.decided if self.document.stops else {}
+        if decided and len(decided) == len(self._judge.tests):
+            return True
+        each = len(self.document.runs) * self.document.rounds
+        return all(lane["cells"] >= each for name, lane in self._lanes.items() if name not in decided)
+
+    @property
     def exit_code(self) -> int:
         """1 if a variant is worse, or undecided while cells failed; else 0."""
         return int(any(one["verdict"] == "worse" for one in self.verdicts()) or bool(self.unclear))
@@ -199,13 +208,12 @@ class Matrix:
         document = self.document
         done = sum(lane["cells"] for lane in self._lanes.values())
         total = len(document.runs) * len(document.variants) * document.rounds
-        tests = self._judge.tests
         return {
             "id": self.id,
             "createdAtMs": document.created_at_ms,
             "done": done,
             "total": total,
-            "isComplete": done >= total or (document.stops and 0 < len(tests) == len(self._judge.decided)),
+            "isComplete": self.is_complete,
             "runs": len(document.runs),
             "rounds": document.rounds,
             "metric": document.metric,

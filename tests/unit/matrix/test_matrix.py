@@ -137,6 +137,49 @@ def test_equal_cells_are_paid_for_once_unless_they_are_asked_for_afresh(agent: A
     assert len(agent.provider.asked) == 8
 
 
+def test_variants_that_differ_by_name_only_have_samples_of_their_own(agent: Agent) -> None:
+    runs = agent.record(3)
+    agent.plan(runs, 2, ["new"], baseline=False).run()
+    agent.provider.asked.clear()
+    twins = [{"name": "first", "model": "new"}, {"name": "second", "model": "new"}]
+    result = agent.plan(runs, 2, twins, baseline=False).run()
+    assert [lane["cells"] for lane in result.lanes()] == [6, 6]
+    assert result.verdicts()[0]["pairs"] == 6
+    assert {row["variant"] for row in result.to_dicts() if row.get("reused")} == {"first"}
+    assert len(agent.provider.asked) == 3 * 2 * 2, "the first one has the cells of the earlier matrix"
+    assert len({row["replayRun"] for row in result.to_dicts()}) == 12
+
+
+def test_a_variant_without_changes_beside_the_baseline_is_an_independent_sample(agent: Agent) -> None:
+    result = agent.plan(agent.record(2), variants=[{"name": "again"}]).run()
+    assert [lane["cells"] for lane in result.lanes()] == [2, 2]
+    assert len(agent.provider.asked) == 2 * 2 * 2
+
+
+def test_a_matrix_without_all_its_cells_is_an_error(agent: Agent) -> None:
+    plan = agent.plan(agent.record(2))
+
+    class Mixed(Here):
+        def completed(self, timeout_s: float) -> list[dict[str, Any]]:
+            return [{**row, "variant": "baseline"} for row in super().completed(timeout_s)]
+
+    with pytest.raises(antiphon.errors.AntiphonError, match="ended before all cells") as raised:
+        plan.run(Mixed(agent.app))
+    assert raised.value.code == "matrix_unfinished"
+    assert raised.value.hint == f"Go on with: antiphon matrix --resume {plan.id}"
+    assert plan.run().is_complete
+
+
+def test_a_matrix_is_complete_although_one_of_its_comparisons_was_decided_early(agent: Agent) -> None:
+    runs = agent.record(12)
+    agent.provider.wrong = {"new"}
+    result = agent.plan(runs, "auto", ["new", "other"]).run()
+    assert [one["verdict"] for one in result.verdicts()] == ["worse", "undecided"]
+    wire = result.to_wire()
+    assert wire["done"] < wire["total"]
+    assert wire["isComplete"]
+
+
 @pytest.mark.parametrize("changed", [{"min_ars": 0.9}, {"semantic_threshold": 0.9}, {"exact_only": True}])
 def test_other_settings_make_other_cells(agent: Agent, changed: dict[str, Any]) -> None:
     runs = agent.record(1)
