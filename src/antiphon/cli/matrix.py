@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from contextlib import nullcontext, redirect_stdout
@@ -94,6 +95,8 @@ def matrix(arguments: argparse.Namespace) -> int:
     from antiphon.ops.executors import executor_of
     from antiphon.ops.matrix import Status
 
+    if arguments.html:
+        _check_page(arguments.html)
     with application(arguments) as app:
         plan = _plan(app, arguments)
         estimate = plan.estimate()
@@ -118,16 +121,38 @@ def matrix(arguments: argparse.Namespace) -> int:
         finally:
             if sys.stderr.isatty():
                 print("\r\x1b[K", end="", file=sys.stderr)
-    if arguments.html:
-        arguments.html.write_text(result.html(), encoding="utf-8")
     if arguments.json:
         _line(result.to_wire())
     else:
         print("\n".join(map(ui.safe, result.text().splitlines())))
         print(ui.dim(f"table: {result.path}"))
-        if arguments.html:
+    if arguments.html:
+        _write_page(result, arguments.html)
+        if not arguments.json:
             print(ui.dim(f"report: {arguments.html}"))
     return int(result.exit_code)
+
+
+def _check_page(path: Path) -> None:
+    """Refuse a page that cannot be written, before anything is paid for."""
+    fits = not path.is_dir() if path.exists() else path.parent.is_dir()
+    if not fits or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InvalidInput(
+            f"{path} cannot be written. Nothing was started.",
+            hint="Name a file in a folder that exists and may be written to.",
+            path="html",
+        )
+
+
+def _write_page(result: Any, path: Path) -> None:
+    try:
+        path.write_text(result.html(), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(
+            f"{path}: {error.strerror}. The result is kept in {result.path}.",
+            hint=f"Write the page with: antiphon matrix --resume {result.id} --html FILE",
+            path="html",
+        ) from None
 
 
 def _is_given(value: Any) -> bool:
@@ -155,8 +180,7 @@ def _plan(app: Any, arguments: argparse.Namespace) -> Any:
         raise InvalidInput("Name the runs, or say which with --select.", hint="For example: --select 'name=refund'")
     variants = [Variant(name=model, model=model, temperature=arguments.temperature) for model in arguments.model]
     for file in arguments.prompt:
-        text = Path(file).read_text(encoding="utf-8")
-        variants.append(Variant(name=Path(file).name, prompt=text, temperature=arguments.temperature))
+        variants.append(Variant(name=Path(file).name, prompt=_prompt(file), temperature=arguments.temperature))
     names = ("samples", "llm", "entry", "metric", "alpha", "margin", "min_ars", "budget", "max_calls")
     return ops.matrix(
         arguments.select or arguments.runs,
@@ -168,6 +192,17 @@ def _plan(app: Any, arguments: argparse.Namespace) -> Any:
         progress=ui.progress,
         **{name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None},
     )
+
+
+def _prompt(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"The prompt {file} is not UTF-8 text: byte {error.start + 1} does not fit.",
+            hint="Save it as UTF-8.",
+            path="prompt",
+        ) from None
 
 
 def _show(arguments: argparse.Namespace, status: Any, out: TextIO) -> None:

@@ -109,3 +109,42 @@ def test_an_interruption_is_the_last_line(
     monkeypatch.setattr("antiphon.cli.matrix._plan", interrupted)
     assert main([*words, "--json"]) == 130
     assert json.loads(capsys.readouterr().out)["error"] == "interrupted"
+
+
+@pytest.mark.parametrize("page", ["missing/page.html", "agent.py/page.html", "side_effect"])
+def test_a_page_that_cannot_be_written_is_refused_before_the_start(
+    store: str, page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*WORDS, "--store", store, "--llm", "agent.py:ask", "--html", page]) == 2
+    shown = capsys.readouterr()
+    assert f"{page} cannot be written. Nothing was started." in shown.err
+    assert "an agent prints" not in shown.out
+    assert not Path("home/matrix").exists()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_verdict_is_printed_although_the_page_cannot_be_written(
+    store: str, as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS, "--store", store, "--llm", "agent.py:ask", "--html", "/dev/full"]
+    assert main([*words, "--json"] if as_json else words) == 2
+    shown = capsys.readouterr()
+    if as_json:
+        result, last = map(json.loads, shown.out.splitlines()[-2:])
+        assert result["verdicts"][0]["verdict"] == "undecided"
+        matrix, message, hint = result["id"], last["message"], last["hint"]
+    else:
+        assert "old beside baseline: undecided" in shown.out
+        said, message, hint = shown.err.splitlines()
+        matrix = said.split()[1].rstrip(":")
+    assert "/dev/full: No space left on device. The result is kept in " in message
+    assert f"antiphon matrix --resume {matrix} --html FILE" in hint
+    assert main(["matrix", "--resume", matrix, "--store", store, "--on", "here", "--html", "page.html"]) == 0
+    assert "Every cell passed" in Path("page.html").read_text()
+    assert "an agent prints" not in capsys.readouterr().out
+
+
+def test_a_prompt_that_is_not_utf_8_is_refused(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("brief.txt").write_bytes("Fasse dich kürzer.".encode("latin-1"))
+    assert main(["matrix", "--select", "name=main", "--prompt", "brief.txt", "--store", store]) == 2
+    assert "The prompt brief.txt is not UTF-8 text: byte 13 does not fit." in capsys.readouterr().err
