@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
+import antiphon
 from antiphon.ops.app import Antiphon
 from tests.browser import FLAGS
 from tests.integration.console import kit
@@ -123,6 +125,58 @@ def test_keys_move_open_search_and_help(page: Page) -> None:
     page.locator("h1").click()
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_contain_text("next, previous")
+
+
+def test_enter_belongs_to_the_link_or_button_that_has_the_focus(page: Page) -> None:
+    fifth = page.locator("tbody a").nth(4)
+    wanted = fifth.get_attribute("href") or ""
+    fifth.press("Enter")
+    expect(page).to_have_url(f"{page.url.partition('#')[0]}{wanted}")
+    page.get_by_role("link", name="Runs").press("Enter")
+    expect(page.locator("tbody tr")).to_have_count(50)
+    page.get_by_role("button", name="Older").press("Enter")
+    expect(page.get_by_role("button", name="Newer")).to_be_enabled()
+    page.get_by_role("button", name="Keys").press("Enter")
+    page.get_by_role("dialog").get_by_role("button", name="Close").press("Enter")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert page.url.endswith("#/runs")
+    page.get_by_role("link", name="Runs").click()
+    page.get_by_role("link", name="Health").press("Enter")
+    expect(page.locator("h1")).to_have_text("Health")
+
+
+def test_enter_in_the_inbox_opens_what_has_the_focus_and_a_dialog_has_the_keys(page: Page, app: Antiphon) -> None:
+    gateway = antiphon.Gateway(app.store)
+
+    @gateway.tool(idempotent=False, approve="always")
+    def wire(to: str) -> str:
+        return f"sent to {to}"
+
+    for name in ("ada", "bob", "cyd"):
+        with contextlib.suppress(antiphon.errors.ApprovalRequired):
+            wire(name)
+    page.get_by_role("link", name="Inbox").click()
+    rows = page.get_by_label("Approvals", exact=True).locator("li")
+    expect(rows).to_have_count(3)
+    page.keyboard.press("j")
+    expect(page.locator(".rows li.at")).to_have_count(1)
+    dialog = page.get_by_role("dialog")
+    for name in ("bob", "cyd"):
+        rows.filter(has_text=name).get_by_role("button", name="Decide…").press("Enter")
+        expect(dialog.get_by_label("Arguments")).to_contain_text(name)
+        for key in ("g", "r", "?"):
+            page.keyboard.press(key)
+        expect(dialog).to_have_count(1)
+        assert page.url.endswith("#/inbox")
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+    page.get_by_role("link", name="Runs").click()
+    expect(page.locator("tbody tr")).to_have_count(50)
+    page.get_by_role("link", name="Inbox").click()
+    expect(rows).to_have_count(3)
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")  # the link that led here has the focus no more
+    expect(dialog).to_be_visible()
 
 
 def test_a_long_run_keeps_few_rows_and_says_why_a_call_was_not_sent(page: Page) -> None:

@@ -193,7 +193,7 @@ export function Inbox() {
   const rows = found ? GROUPS.flatMap(group => (found[group.name] || []).map(one => ({group, one, id: group.id(one)}))) : [];
   const index = rows.findIndex(row => row.id === at);
   const move = step => rows.length && setAt(rows[Math.max(0, Math.min(rows.length - 1, index + step))].id);
-  useKeys(asking ? {} : {
+  useKeys({
     j: () => move(1),
     k: () => move(-1),
     x: () => {

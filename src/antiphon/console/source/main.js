@@ -25,7 +25,10 @@ const PAGES = [
   {path: "health", key: "h", title: "Health", view: Health},
 ];
 const where = signal(location.hash);
-addEventListener("hashchange", () => (where.value = location.hash));
+addEventListener("hashchange", () => {
+  where.value = location.hash;
+  document.getElementById("main")?.focus();  // Enter is not for the link that led here
+});
 
 function Help({onClose}) {
   const box = useRef(null);

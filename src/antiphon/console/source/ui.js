@@ -72,13 +72,15 @@ export function LongList({items, height, row, selected, onSelect, label}) {
     <div role="presentation" style=${{height: `${items.length * height}px`}}>${[...rows.values()]}</div></div>`;
 }
 
-/** Keys of a page, while it is shown: {"j": function, "g i": one after the other, …}. Not while somebody types. */
+/** Keys of a page, while it is shown: {"j": function, "g i": one after the other, …}. Not while somebody types or is asked
+ * something; and Enter belongs to the link or button that has the focus. */
 export function useKeys(keys) {
   const now = useRef(keys), before = useRef("");
   now.current = keys;
   useLayoutEffect(() => { // what is seen can be typed at
     const pressed = event => {
-      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
+      if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+      if (document.querySelector("dialog[open]") || event.key === "Enter" && event.target.closest("a, button, summary")) return;
       const act = now.current[`${before.current} ${event.key}`] || now.current[event.key];
       before.current = event.key;
       if (act) {
