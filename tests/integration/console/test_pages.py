@@ -179,6 +179,21 @@ def test_enter_in_the_inbox_opens_what_has_the_focus_and_a_dialog_has_the_keys(p
     expect(dialog).to_be_visible()
 
 
+def test_every_id_of_a_run_can_be_in_an_address(browser: Browser, app: Antiphon, address: str) -> None:
+    kit.open_run(app, "order@42+eu", "a strange id", "completed", kit.BEGAN - 500_000)
+    page = browser.new_page()
+    page.goto(f"{address}/console#key={kit.KEY}")
+    page.get_by_label("Search").fill("a strange id")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    with page.expect_request(f"{address}/v1/recordings/order%4042%2Beu"):
+        page.get_by_role("link", name="a strange id").click()
+    for typed, asked in (("order@42+eu", "order%4042%2Beu"), ("50%", "50%25"), ("a%20b", "a%20b")):
+        page.goto(f"{address}/console#/health")
+        with page.expect_request(f"{address}/v1/recordings/{asked}"):
+            page.goto(f"{address}/console#/runs/{typed}")
+    page.close()
+
+
 def test_a_long_run_keeps_few_rows_and_says_why_a_call_was_not_sent(page: Page) -> None:
     go(page, f"#/runs/{LONG}")
     expect(page.locator("#count")).to_have_text("10000")

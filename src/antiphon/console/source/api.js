@@ -17,7 +17,7 @@ let events = null;
 const fromFile = path => {
   const asked = path.split("?")[0], number = EVENT.exec(asked);
   if (number) events ??= exactly(document.getElementById("events").textContent);
-  const found = number ? events[number[1]] : inlined.answers[asked];
+  const found = number ? events[number[1]] : inlined.answers[decodeURIComponent(asked)];
   if (!found) throw new Failed(404, {message: "It was too long for this file; the command below prints it."});
   return found;
 };
@@ -80,6 +80,9 @@ export const query = given => {
   const text = new URLSearchParams(Object.entries(given).filter(([, value]) => value !== "" && value != null)).toString();
   return text ? `?${text}` : "";
 };
+
+/** A path of the API or an address of a page; each id in it is one part of it. */
+export const address = (texts, ...ids) => String.raw({raw: texts}, ...ids.map(encodeURIComponent));
 
 /** Calls `work` now and again after each pause, until the returned function is called; one call at a time. */
 export function repeat(pause, work) {

@@ -1,7 +1,7 @@
 // Two runs side by side, or a recording beside its replay: the first divergence on top.
 import {html} from "htm/preact";
 import {useEffect, useRef, useState} from "preact/hooks";
-import {ask} from "./api.js";
+import {address, ask} from "./api.js";
 import {Report} from "./report.js";
 import {Command, plain, useKeys} from "./ui.js";
 
@@ -21,8 +21,8 @@ function Choose({id, other}) {
     const [a, b] = [left, right].map(field => field.current.value.trim());
     if (!a) return;
     try {
-      const source = b || (await ask(`/v1/recordings/${encodeURIComponent(a)}`)).sourceRun;
-      if (source) location.hash = `#/compare/${b ? `${a}/${b}` : `${source}/${a}`}`;
+      const source = b || (await ask(address`/v1/recordings/${a}`)).sourceRun;
+      if (source) location.hash = b ? address`#/compare/${a}/${b}` : address`#/compare/${source}/${a}`;
       else setFailed("This run is no replay: choose another one to lay beside it.");
     } catch (error) {
       setFailed(error.message);
@@ -44,7 +44,7 @@ export function Compare({id, other}) {
     const control = new AbortController();
     setFound(null);
     setFailed("");
-    ask(`/v1/recordings/${id}/compare/${other}${every ? "?all=true" : ""}`, {signal: control.signal})
+    ask(address`/v1/recordings/${id}/compare/${other}` + (every ? "?all=true" : ""), {signal: control.signal})
       .then(setFound, error => control.signal.aborted || setFailed(error.message));
     return () => control.abort();
   }, [id, other, every]);
@@ -55,6 +55,6 @@ export function Compare({id, other}) {
     ${asked && !found && !failed && html`<p>Loading…</p>`}
     ${found && html`<p><label><input type="checkbox" checked=${every} onChange=${event => setEvery(event.currentTarget.checked)} /> Show ids and times</label>
         ${found.hiddenIds > 0 && html` <span class="note">${found.hiddenIds} that a provider gives each response anew are hidden.</span>`}</p>
-      <p class="note"><a href=${`#/runs/${id}`}>${id.slice(0, 13)}</a> beside <a href=${`#/runs/${other}`}>${other.slice(0, 13)}</a></p>
+      <p class="note"><a href=${address`#/runs/${id}`}>${id.slice(0, 13)}</a> beside <a href=${address`#/runs/${other}`}>${other.slice(0, 13)}</a></p>
       <${Report} view=${found.view} /><${Command} text=${`antiphon diff ${id} ${other}${every ? " --all" : ""}`} />`}`;
 }

@@ -1,7 +1,7 @@
 // The ledger of effects: what was asked for, sent once, suppressed how often, and settled by whom.
 import {html} from "htm/preact";
 import {useEffect, useRef, useState} from "preact/hooks";
-import {ask, query, repeat} from "./api.js";
+import {address, ask, query, repeat} from "./api.js";
 import {Command, plain, useKeys, when} from "./ui.js";
 
 const STATES = ["", "inflight", "done", "failed", "cancelled", "unknown"];
@@ -25,7 +25,7 @@ function Detail({one, onClose}) {
       <dt>Settled by</dt><dd><bdi>${plain(settled(one))}</bdi>${one.settledBy?.reason && html`: <bdi>${plain(one.settledBy.reason)}</bdi>`}</dd>
       <dt>First asked</dt><dd>${when(one.createdAtMs)}</dd><dt>Changed</dt><dd>${when(one.updatedAtMs)}</dd>
       <dt>Kept until</dt><dd>${one.expiresAtMs ? when(one.expiresAtMs) : "somebody settles it"}</dd>
-      ${one.runs?.length > 0 && html`<dt>Runs</dt><dd>${one.runs.map(run => html`<a href=${`#/runs/${run}`}>${run.slice(0, 13)}</a> `)}</dd>`}</dl>
+      ${one.runs?.length > 0 && html`<dt>Runs</dt><dd>${one.runs.map(run => html`<a href=${address`#/runs/${run}`}>${run.slice(0, 13)}</a> `)}</dd>`}</dl>
     ${one.error && html`<p><bdi>${plain(`${one.error.code}: ${one.error.message}`)}</bdi></p>`}
     ${one.arguments && html`<pre tabindex="0" aria-label="Arguments">${plain(one.arguments)}</pre>`}
     ${(one.state === "unknown" || one.lost) && html`<p><a href="#/inbox">Settle it in the inbox</a></p>`}

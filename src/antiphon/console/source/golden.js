@@ -1,7 +1,7 @@
 // Golden tests: the last verdict of each, recording and replay side by side, and a new recording accepted with the difference in view.
 import {html} from "htm/preact";
 import {useEffect, useState} from "preact/hooks";
-import {ask, me, repeat} from "./api.js";
+import {address, ask, me, repeat} from "./api.js";
 import {Asking, Reason} from "./inbox.js";
 import {Badge, Report} from "./report.js";
 import {Command, plain, span, useKeys, when} from "./ui.js";
@@ -18,7 +18,7 @@ export function GoldenTests() {
   useKeys({
     j: () => setAt(Math.min(at + 1, many.length - 1)),
     k: () => setAt(Math.max(at - 1, 0)),
-    Enter: () => many[at] && (location.hash = `#/golden/${many[at].id}`),
+    Enter: () => many[at] && (location.hash = address`#/golden/${many[at].id}`),
   });
   const failed = many.filter(failing).length;
   return html`<h1>Golden</h1>
@@ -27,7 +27,7 @@ export function GoldenTests() {
     <div class="wide" tabindex="0" role="region" aria-label="Golden tests"><table>
       <thead><tr><th scope="col">Golden test</th><th scope="col">Verdict</th><th scope="col">When</th><th scope="col">Why</th><th scope="col">ARS</th><th scope="col">Took</th></tr></thead>
       <tbody>${many.map((one, index) => html`<tr key=${one.id} class=${index === at ? "at" : ""}>
-        <td><a href=${`#/golden/${one.id}`}><bdi>${plain(one.path)}</bdi></a></td><td><${Verdict} one=${one} /></td><td>${when(one.atMs)}</td>
+        <td><a href=${address`#/golden/${one.id}`}><bdi>${plain(one.path)}</bdi></a></td><td><${Verdict} one=${one} /></td><td>${when(one.atMs)}</td>
         <td class="text"><bdi>${plain(reason(one))}</bdi></td><td>${one.ars?.toFixed(3) ?? ""}</td><td>${one.seconds ? span(one.seconds * 1000) : ""}</td></tr>`)}</tbody></table></div>`}`;
 }
 
@@ -35,7 +35,7 @@ function Accept({test, onDone, onClose}) {
   const [run, setRun] = useState(test.candidates[0].id);
   const [said, setSaid] = useState("");
   const plan = {
-    path: `/v1/golden/${test.id}`, verb: "Accept this recording", body: {run, reason: said},
+    path: address`/v1/golden/${test.id}`, verb: "Accept this recording", body: {run, reason: said},
     command: test.commands.accept.replace("RUN", () => run),
     said: tried => tried.equal ? "The run is equal to the recording." : "The run would replace the recording; this is what differs.",
     confirmed: tried => ({digest: tried.digest}),
@@ -51,7 +51,7 @@ export function GoldenTest({id}) {
   const [asking, setAsking] = useState(false);
   const [told, setTold] = useState("");
   const [turn, setTurn] = useState(0);
-  useEffect(() => repeat(2000, async signal => setFound(await ask(`/v1/golden/${id}`, {signal}))), [id, turn]);
+  useEffect(() => repeat(2000, async signal => setFound(await ask(address`/v1/golden/${id}`, {signal}))), [id, turn]);
   useKeys({Escape: () => (location.hash = "#/golden")});
   if (!found) return html`<h1>Golden</h1><p>Loading…</p>`;
   const admin = me.value?.role === "admin", {commands, candidates} = found;

@@ -1,7 +1,7 @@
 // What waits for a person, and the one action for each. Every action is tried first: the dry run is the question.
 import {html} from "htm/preact";
 import {useEffect, useRef, useState} from "preact/hooks";
-import {ask, exactly, me, repeat} from "./api.js";
+import {address, ask, exactly, me, repeat} from "./api.js";
 import {Report} from "./report.js";
 import {Command, plain, span, useKeys, when} from "./ui.js";
 
@@ -131,10 +131,10 @@ const GROUPS = [
     action: "Reset it when the other side is well: calls are refused until then.", row: one => [one.key, `${one.state} by ${one.by === "operator" ? "an operator" : "a process"}`, when(one.updatedAtMs), one.reason]},
   {name: "golden", title: "Failed golden tests", empty: "No golden test failed.", word: "golden test", id: one => one.id,
     action: "Look at the difference, then repair the code, or accept the new behaviour.", row: one => [one.path, one.reasons[0], when(one.atMs)],
-    command: one => one.node && one.commands.accept || one.commands.test, link: one => `#/golden/${one.id}`},
+    command: one => one.node && one.commands.accept || one.commands.test, link: one => address`#/golden/${one.id}`},
   {name: "interrupted", title: "Interrupted runs", empty: "No run was interrupted.", word: "run", id: one => one.id,
     action: "Go on with it where it stopped.", row: one => [one.name, one.entry, when(one.startedAtMs)],
-    command: one => one.entry ? `antiphon run ${quoted(one.entry)} --resume ${one.id}` : `antiphon show ${one.id}`, link: one => `#/runs/${one.id}`},
+    command: one => one.entry ? `antiphon run ${quoted(one.entry)} --resume ${one.id}` : `antiphon show ${one.id}`, link: one => address`#/runs/${one.id}`},
 ];
 
 /** A group has the first rows; the others are asked for when somebody wants to see or choose them. */

@@ -29,6 +29,14 @@ addEventListener("hashchange", () => {
   where.value = location.hash;
   document.getElementById("main")?.focus();  // Enter is not for the link that led here
 });
+/** A part of the address as it was before it was encoded; what somebody typed may not be. */
+const decoded = part => {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+};
 
 function Help({onClose}) {
   const box = useRef(null);
@@ -61,7 +69,7 @@ function App() {
   useKeys(keys);
   useEffect(() => { signIn(); }, []);
   if (!me.value) return html`<${SignIn} />`;
-  const [, first, id, other] = /^#\/([a-z]*)(?:\/([\w.~:-]+))?(?:\/([\w.~:-]+))?/.exec(where.value) || [null, ""];
+  const [, first, id, other] = where.value.split("/").map(decoded);
   const page = PAGES.find(one => one.path === first) || PAGES.find(one => one.path === "runs");
   return html`<a class="skip" href="#main" onClick=${event => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
     <header><strong>Antiphon</strong><nav aria-label="Pages">${PAGES.map(one => html`<a href=${`#/${one.path}`} aria-current=${one === page ? "page" : undefined}>${one.title}</a>`)}</nav>

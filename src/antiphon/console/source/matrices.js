@@ -1,7 +1,7 @@
 // Matrices of runs and models: how far each is, what it says of each variant, and the runs that part.
 import {html} from "htm/preact";
 import {useEffect, useState} from "preact/hooks";
-import {ask, repeat} from "./api.js";
+import {address, ask, repeat} from "./api.js";
 import {Badge, Report} from "./report.js";
 import {Command, plain, useKeys, when} from "./ui.js";
 
@@ -19,7 +19,7 @@ export function Matrices() {
   useKeys({
     j: () => setAt(Math.min(at + 1, many.length - 1)),
     k: () => setAt(Math.max(at - 1, 0)),
-    Enter: () => many[at] && (location.hash = `#/matrices/${many[at].id}`),
+    Enter: () => many[at] && (location.hash = address`#/matrices/${many[at].id}`),
   });
   return html`<h1>Matrices</h1>
     ${found === null ? html`<p>Loading…</p>` : many.length === 0 ? html`<p>No matrix was started from this machine yet.</p>
@@ -27,14 +27,14 @@ export function Matrices() {
     <div class="wide" tabindex="0" role="region" aria-label="Matrices"><table>
       <thead><tr><th scope="col">Matrix</th><th scope="col">Started</th><th scope="col">Runs</th><th scope="col">Progress</th><th scope="col">Verdict beside the first variant</th></tr></thead>
       <tbody>${many.map((one, index) => html`<tr key=${one.id} class=${index === at ? "at" : ""}>
-        <td><a href=${`#/matrices/${one.id}`}><code>${one.id.slice(0, 13)}</code></a></td><td>${when(one.createdAtMs)}</td>
+        <td><a href=${address`#/matrices/${one.id}`}><code>${one.id.slice(0, 13)}</code></a></td><td>${when(one.createdAtMs)}</td>
         <td>${one.runs}</td><td><${Progress} one=${one} /></td><td><${Verdicts} one=${one} /></td></tr>`)}</tbody></table></div>`}`;
 }
 
 export function Matrix({id}) {
   const [found, setFound] = useState(null);
   useEffect(() => repeat(2000, async signal => {
-    const one = await ask(`/v1/matrices/${id}`, {signal});
+    const one = await ask(address`/v1/matrices/${id}`, {signal});
     setFound(one);
     return one.isComplete ? false : undefined;
   }), [id]);

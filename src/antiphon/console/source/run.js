@@ -1,7 +1,7 @@
 // One run: a time axis with model calls, tool calls and the reliability lane, the events below it, one event beside it.
 import {html} from "htm/preact";
 import {useEffect, useMemo, useRef, useState} from "preact/hooks";
-import {ask, inlined, repeat} from "./api.js";
+import {address, ask, inlined, query, repeat} from "./api.js";
 import {Command, LongList, Status, Value, cut, plain, span, useKeys, when} from "./ui.js";
 
 const LANES = ["Models", "Tools", "Reliability"];
@@ -119,7 +119,7 @@ function Detail({run, line, call}) {
     const control = new AbortController();
     setEvents(null);
     setFailed("");
-    Promise.all(numbers.filter(seq => seq != null).map(seq => ask(`/v1/recordings/${run}/events/${seq}`, {signal: control.signal})))
+    Promise.all(numbers.filter(seq => seq != null).map(seq => ask(address`/v1/recordings/${run}/events/${seq}`, {signal: control.signal})))
       .then(setEvents, error => control.signal.aborted || setFailed(error.message));
     return () => control.abort();
   }, [run, ...numbers]);
@@ -149,7 +149,7 @@ function Ends({run, lines}) {
   const numbers = ends.map(one => one?.seq);
   useEffect(() => {
     const control = new AbortController();
-    Promise.all(numbers.map(seq => seq == null ? null : ask(`/v1/recordings/${run}/events/${seq}`, {signal: control.signal}).catch(() => null)))
+    Promise.all(numbers.map(seq => seq == null ? null : ask(address`/v1/recordings/${run}/events/${seq}`, {signal: control.signal}).catch(() => null)))
       .then(answers => control.signal.aborted || setFound(answers));
     return () => control.abort();
   }, [run, ...numbers]);
@@ -171,12 +171,12 @@ export function Run({id}) {
     setMissing("");
     return repeat(500, async signal => {
       try {
-        setRun(await ask(`/v1/recordings/${id}`, {signal}));
+        setRun(await ask(address`/v1/recordings/${id}`, {signal}));
         for (;;) {
-          const found = await ask(`/v1/recordings/${id}/events?start=${held.current.length ? held.current[held.current.length - 1].seq + 1 : 0}&limit=2000`, {signal});
+          const found = await ask(address`/v1/recordings/${id}/events` + query({start: held.current.length ? held.current[held.current.length - 1].seq + 1 : 0, limit: 2000}), {signal});
           if (found.events.length) setLines(held.current = held.current.concat(found.events));
           if (found.isComplete) {
-            setRun(await ask(`/v1/recordings/${id}`, {signal}));
+            setRun(await ask(address`/v1/recordings/${id}`, {signal}));
             return false;
           }
           if (found.events.length < 2000) return;
@@ -195,8 +195,8 @@ export function Run({id}) {
   const line = lines[at], begun = run.startedAtMs;
   return html`<h1><bdi>${plain(run.name)}</bdi> <${Status} value=${run.status} /></h1>
     <p class="note">${when(begun)} · ${span(run.durationMs) || "going on"} · <span id="count">${lines.length}</span> events · <code>${run.id}</code>
-      ${run.sourceRun && html` · replay of ${inlined ? run.sourceRun : html`<a href=${`#/runs/${run.sourceRun}`}>${run.sourceRun.slice(0, 13)}</a>`}`}
-      ${!inlined && html` · <a href=${`#/compare/${run.sourceRun ? `${run.sourceRun}/${id}` : id}`}>compare</a>`}</p>
+      ${run.sourceRun && html` · replay of ${inlined ? run.sourceRun : html`<a href=${address`#/runs/${run.sourceRun}`}>${run.sourceRun.slice(0, 13)}</a>`}`}
+      ${!inlined && html` · <a href=${run.sourceRun ? address`#/compare/${run.sourceRun}/${id}` : address`#/compare/${id}`}>compare</a>`}</p>
     <${Axis} lines=${lines} calls=${calls} chosen=${at} onPick=${setAt} />
     <div class="split"><${LongList} items=${lines} height=${28} selected=${at} onSelect=${setAt} label="Events" row=${one => html`
         <span class="seq">${one.seq}</span><span class="time">+${span(one.atMs - begun)}</span>

@@ -1,7 +1,7 @@
 // The list of runs: newest first, live, searched, page by page.
 import {html} from "htm/preact";
 import {useEffect, useRef, useState} from "preact/hooks";
-import {ask, query, repeat} from "./api.js";
+import {address, ask, query, repeat} from "./api.js";
 import {Status, plain, span, useKeys, when} from "./ui.js";
 
 const STATUSES = ["", "running", "completed", "failed", "interrupted", "cancelled"];
@@ -41,7 +41,7 @@ export function Runs() {
   useKeys({
     j: () => setAt(Math.min(at + 1, runs.length - 1)),
     k: () => setAt(Math.max(at - 1, 0)),
-    Enter: () => runs[at] && (location.hash = `#/runs/${runs[at].id}`),
+    Enter: () => runs[at] && (location.hash = address`#/runs/${runs[at].id}`),
     "/": () => field.current.focus(),
   });
   return html`<h1>Runs</h1>
@@ -57,7 +57,7 @@ export function Runs() {
     <div class="wide" tabindex="0" role="region" aria-label="Runs"><table>
       <thead><tr><th scope="col">Run</th><th scope="col">Status</th><th scope="col">Started</th><th scope="col">Took</th><th scope="col">Tokens</th><th scope="col">Cost</th><th scope="col">Events</th><th scope="col">Id</th></tr></thead>
       <tbody>${runs.map((run, index) => html`<tr key=${run.id} class=${index === at ? "at" : ""}>
-        <td><a href=${`#/runs/${run.id}`}><bdi>${plain(run.name) || "(no name)"}</bdi></a>${run.sourceRun && html` <small>replay</small>`}</td>
+        <td><a href=${address`#/runs/${run.id}`}><bdi>${plain(run.name) || "(no name)"}</bdi></a>${run.sourceRun && html` <small>replay</small>`}</td>
         <td><${Status} value=${run.status} /></td><td>${when(run.startedAtMs)}</td><td>${span(run.durationMs)}</td>
         <td>${number((sums.get(run.id)?.inputTokens || 0) + (sums.get(run.id)?.outputTokens || 0))}</td><td>${sums.get(run.id)?.cost?.toFixed(4) ?? ""}</td>
         <td>${run.events || ""}</td><td><code>${run.id.slice(0, 13)}</code></td></tr>`)}</tbody></table></div>
