@@ -194,6 +194,29 @@ def test_every_id_of_a_run_can_be_in_an_address(browser: Browser, app: Antiphon,
     page.close()
 
 
+def test_a_problem_of_one_page_is_not_shown_on_the_next(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}/console#key={kit.KEY}")
+    go(page, "#/runs")
+    for where in (f"#/runs/{LONG}", "#/compare"):
+        page.evaluate("location.hash = '#/matrices/none'")
+        expect(page.locator(".problem")).to_contain_text("There is no matrix")
+        page.evaluate("where => { location.hash = where }", where)
+        expect(page.locator(".problem")).to_have_count(0)
+    page.close()
+
+
+def test_a_problem_is_gone_when_the_last_answer_is_there(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    page.goto(f"{address}/console#key={kit.KEY}")
+    page.route(f"**/v1/recordings/{EVIL}", lambda route: route.abort(), times=1)
+    page.evaluate("where => { location.hash = where }", f"#/runs/{EVIL}")
+    expect(page.locator(".problem")).to_be_visible()
+    expect(page.locator("#count")).to_have_text("3")
+    expect(page.locator(".problem")).to_have_count(0)
+    page.close()
+
+
 def test_a_long_run_keeps_few_rows_and_says_why_a_call_was_not_sent(page: Page) -> None:
     go(page, f"#/runs/{LONG}")
     expect(page.locator("#count")).to_have_text("10000")

@@ -92,8 +92,9 @@ export function repeat(pause, work) {
     let wait = pause;
     if (!document.hidden) {
       try {
-        if (await work(control.signal) === false) return;
+        const goesOn = await work(control.signal);
         problem.value = "";
+        if (goesOn === false) return;
       } catch (failed) {
         if (control.signal.aborted) return;
         problem.value = failed.message;

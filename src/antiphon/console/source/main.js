@@ -27,6 +27,7 @@ const PAGES = [
 const where = signal(location.hash);
 addEventListener("hashchange", () => {
   where.value = location.hash;
+  problem.value = "";
   document.getElementById("main")?.focus();  // Enter is not for the link that led here
 });
 /** A part of the address as it was before it was encoded; what somebody typed may not be. */
