@@ -282,7 +282,7 @@ def matrices(app: Antiphon, limit: int = 50) -> list[dict[str, Any]]:
     """The matrices of this tenant and store that are driven from this machine, newest first."""
     found: list[dict[str, Any]] = []
     for path in sorted(folder_of().glob(f"*/{PLAN}"), reverse=True):
-        owner, wire = _summary(path.parent, stamp_of(path), stamp_of(path.with_name(TABLE)))
+        owner, wire = _summary(*_state(path.parent))
         if owner == (app.tenant, app.store.url):
             found.append(dict(wire))
             if len(found) == limit:
@@ -290,26 +290,42 @@ def matrices(app: Antiphon, limit: int = 50) -> list[dict[str, Any]]:
     return found
 
 
-@functools.lru_cache(maxsize=1024)
-def _summary(
-    folder: Path, plan: tuple[int, int], table: tuple[int, int]
-) -> tuple[tuple[str, str] | None, dict[str, Any]]:
-    """Tenant and store of a matrix, and what a list says of it; read again when one of its files has changed."""
-    document = document_in(folder)
-    if document is None:
-        return None, {}
-    wire = Matrix(document, Table(folder, document)).to_wire()
-    shown = {name: value for name, value in wire.items() if name not in ("lowest", "table")}
-    return (document.tenant, document.store), shown
-
-
 def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:
     """A matrix as it is now: its verdicts, how far it is, and as ``view`` what its page shows."""
-    folder = folder_of(wanted)
-    document = document_in(folder) if re.fullmatch(r"[\w-]{1,64}", wanted) else None
-    if document is None or (document.tenant, document.store) != (app.tenant, app.store.url):
+    owner, wire = _page(*_state(folder_of(wanted))) if re.fullmatch(r"[\w-]{1,64}", wanted) else (None, {})
+    if owner != (app.tenant, app.store.url):
         raise NotFound(f"There is no matrix {wanted[:64]!r} here.", hint="List them: GET /v1/matrices")
-    found = Matrix(document, Table(folder, document))
-    wire = found.to_wire()
-    del wire["table"]  # a path of this machine
-    return {**wire, "view": found.view()}
+    return dict(wire)
+
+
+_Stamp = tuple[int, int]
+_Told = tuple[tuple[str, str] | None, dict[str, Any]]
+"""Tenant and store of a matrix, and what is said of it."""
+
+
+def _state(folder: Path) -> tuple[Path, _Stamp, _Stamp]:
+    """A folder and the state of its files: what was read of them is read again when it has changed."""
+    return folder, stamp_of(folder / PLAN), stamp_of(folder / TABLE)
+
+
+@functools.lru_cache(maxsize=1024)
+def _summary(folder: Path, plan: _Stamp, table: _Stamp) -> _Told:
+    """What a list says."""
+    owner, found = _read(folder)
+    wire = {} if found is None else found.to_wire()
+    return owner, {name: value for name, value in wire.items() if name not in ("lowest", "table")}
+
+
+@functools.lru_cache(maxsize=16)
+def _page(folder: Path, plan: _Stamp, table: _Stamp) -> _Told:
+    """What a page says; the table is a path of this machine."""
+    owner, found = _read(folder)
+    wire = {} if found is None else {**found.to_wire(), "view": found.view()}
+    return owner, {name: value for name, value in wire.items() if name != "table"}
+
+
+def _read(folder: Path) -> tuple[tuple[str, str] | None, Matrix | None]:
+    document = document_in(folder)
+    if document is None:
+        return None, None
+    return (document.tenant, document.store), Matrix(document, Table(folder, document))

@@ -635,7 +635,7 @@ def test_matrices_of_this_machine_are_listed_with_verdict_and_progress(agent: Ag
     assert str(home) not in json.dumps(one)
 
 
-def test_a_table_is_read_again_for_the_list_only_when_it_has_changed(
+def test_a_table_is_read_again_for_the_list_or_a_page_only_when_it_has_changed(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = agent.record(2)
@@ -650,14 +650,16 @@ def test_a_table_is_read_again_for_the_list_only_when_it_has_changed(
         return iterate(table)
 
     monkeypatch.setattr(Table, "__iter__", noted)
-    found = matrices(agent.app)
+    found, page = matrices(agent.app), one_matrix(agent.app, first.id)
     read.clear()
     assert matrices(agent.app) == found
+    assert one_matrix(agent.app, first.id) == page
     assert read == []
     first.document.max_calls = 100
     first.run()
     read.clear()
     assert [one["done"] for one in matrices(agent.app)] == [4, 4]
+    assert one_matrix(agent.app, first.id)["done"] == 4
     assert set(read) == {first.id}
 
 
