@@ -258,6 +258,8 @@ def _prompt(text: str | None) -> str | None:
         return Path(text[1:]).read_text(encoding="utf-8")
     except OSError as error:
         raise InvalidInput(f"--prompt: {text[1:]} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"--prompt: {text[1:]} is not UTF-8 text.") from None
 
 
 def _edits(texts: list[str]) -> dict[int, dict[str, Any]]:

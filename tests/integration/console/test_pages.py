@@ -187,6 +187,7 @@ def test_every_id_of_a_run_can_be_in_an_address(browser: Browser, app: Antiphon,
     expect(page.locator("tbody tr")).to_have_count(1)
     with page.expect_request(f"{address}/v1/recordings/order%4042%2Beu"):
         page.get_by_role("link", name="a strange id").click()
+    expect(page.locator("h1")).to_contain_text("a strange id")
     for typed, asked in (("order@42+eu", "order%4042%2Beu"), ("50%", "50%25"), ("a%20b", "a%20b")):
         page.goto(f"{address}/console#/health")
         with page.expect_request(f"{address}/v1/recordings/{asked}"):

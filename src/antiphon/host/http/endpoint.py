@@ -29,7 +29,8 @@ from antiphon.host.wire import from_json, to_json
 log: logging.Logger = logging.getLogger("antiphon.host")
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_RUN_ID = re.compile(r"[A-Za-z0-9._~:-]{1,128}")
+_RUN_ID = re.compile(r"[A-Za-z0-9._:@+~-]{1,200}")
+"""Imported runs keep the ids that other tools gave them."""
 _FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
 """What a browser sends to other sites without asking them first."""
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
