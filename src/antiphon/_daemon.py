@@ -94,10 +94,12 @@ class Daemon:
     def leave_if(self, idle: Callable[[], bool]) -> bool:
         """Called by the work before it ends: whether there is nothing to do. Later work starts another."""
         with self._lock:
-            if not idle():
-                return False
-            self.thread = None
-            return True
+            if idle():
+                self.thread = None
+                if idle():  # still: whoever left work meanwhile may have seen this thread, and started none
+                    return True
+                self.thread = threading.current_thread()
+            return False
 
     def _run(self, work: Callable[[], object]) -> None:
         with self._lock:

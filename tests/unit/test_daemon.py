@@ -96,3 +96,27 @@ def test_interrupted_waiting_keeps_nobody_from_setting() -> None:
             setter.join(PATIENCE_S)
             assert not setter.is_alive()
             assert event.wait(0.0)
+
+
+def test_work_that_is_left_while_the_thread_leaves_is_done() -> None:
+    machine = Machine()
+    late = iter([2])
+
+    def looks_idle() -> bool:
+        idle = not machine.desk
+        for work in late:  # between the look and the leave
+            machine.leave(work)
+        return idle
+
+    def work() -> None:
+        while True:
+            while machine.desk:
+                with machine.finished:
+                    machine.done.append(machine.desk.pop(0))
+                    machine.finished.notify_all()
+            if machine.daemon.leave_if(looks_idle):
+                return
+
+    machine.desk.append(1)
+    machine.daemon.start(work)
+    assert machine.until_done(2)
