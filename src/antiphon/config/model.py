@@ -29,7 +29,7 @@ class StoreSection(Section, frozen=True):
     claims: str | None = None
     """Store for claims and breaker state, if not ``url``."""
     log: str | None = None
-    """Store for the run log, if not ``url``."""
+    """Store for the run log alone, if not ``url``: claims stay where ``claims`` or ``url`` says."""
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     """SQLite: ``FULL`` survives a power failure, ``NORMAL`` only a process crash."""
     seal_key_file: str | None = None

@@ -75,7 +75,7 @@ def _policies(section: Any) -> dict[str, Any]:
 # -- stores ----------------------------------------------------------------------------------------------------------
 
 
-_told: set[Path] = set()
+_told: set[Path | str] = set()
 
 
 def home() -> Path:
@@ -164,6 +164,8 @@ def store_of(config: Config) -> Store:
     def default() -> str:
         return f"sqlite:///{home() / DATABASE}?synchronous={section.synchronous}"
 
+    if not claims_are_shared(config):
+        _warn_of_local_claims(home() / DATABASE)
     if section.claims or section.log:
         claims = open_store(
             section.claims or section.url or default(), setting="[store] claims" if section.claims else "[store] url"
@@ -182,6 +184,27 @@ def store_of(config: Config) -> Store:
         return store
     ensure_home()
     return open_store(default())
+
+
+CLAIMS_NOT_SHARED = "the run log is on a server, but claims are in a file of this machine: a fleet makes calls twice"
+SHARE_CLAIMS = "Name the server as [store] url instead of log, or name one for claims as [store] claims."
+
+
+def claims_are_shared(config: Config) -> bool:
+    """Unless the run log is on a server, and nobody said where claims go."""
+    section = config.store
+    return bool(section.claims or section.url) or not _is_server(section.log)
+
+
+def _warn_of_local_claims(file: Path) -> None:
+    told = f"claims in {file}"
+    if told not in _told:
+        _told.add(told)
+        log.warning("%s (%s). %s", CLAIMS_NOT_SHARED, file.absolute(), SHARE_CLAIMS)
+
+
+def _is_server(url: str | None) -> bool:
+    return url is not None and not url.startswith(("sqlite", "memory"))
 
 
 def rules_of(config: Config) -> Rules:
@@ -235,8 +258,7 @@ def payloads_in_bucket(config: Config) -> bool:
     section = config.artifacts
     if section.payloads != "auto" or section.backend == "local":
         return section.payloads == "bucket"
-    log = config.store.log or config.store.url or "sqlite:"
-    return not log.startswith(("sqlite", "memory"))
+    return _is_server(config.store.log or config.store.url)
 
 
 def blobs_of(config: Config, store: Store) -> Blobs:

@@ -16,7 +16,7 @@ from antiphon._gateway.owner import owner_token
 from antiphon._gateway.switches import start_value
 from antiphon._recording.run import Run
 from antiphon.canonical import canonical_digest
-from antiphon.config.wiring import seal_key_file
+from antiphon.config.wiring import CLAIMS_NOT_SHARED, SHARE_CLAIMS, claims_are_shared, seal_key_file
 from antiphon.errors import AntiphonError
 from antiphon.ops.admin import Admin, usage
 from antiphon.ops.app import Antiphon
@@ -85,6 +85,8 @@ def _store(app: Antiphon) -> Iterator[dict[str, Any]]:
     parts = [facts["claims"], facts["log"]] if facts.get("store") == "composed" else [facts]
     for part in parts:
         yield from _server(app.store.url if part is facts else "", part)
+    if len(parts) > 1 and not claims_are_shared(app.config):
+        yield _found("warning", "store", CLAIMS_NOT_SHARED, SHARE_CLAIMS)
     if not any(part.get("readOnly") for part in parts):
         yield from _trial(app)
     if not app.journal.durable:

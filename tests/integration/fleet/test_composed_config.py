@@ -12,6 +12,7 @@ import pytest
 
 import antiphon
 from antiphon.errors import OutcomeUnknown, StoreUnavailable
+from antiphon.ops.doctor import examine
 from antiphon.ports import SyncJournal
 from antiphon.stores import ComposedStore
 from tests.faults.fleet_kit import Effects, Tampered, Worker
@@ -122,3 +123,18 @@ def test_without_the_log_nothing_is_dispatched(config: Path, effects: Effects) -
         gone = False
         assert charge("b") == {"receipt": "for b"}
     assert effects.file.read_text().splitlines() == ["charge:a", "charge:b"]
+
+
+def test_doctor_tells_that_only_the_log_is_shared(
+    postgres_database: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "state"))
+    (told,) = [one for one in examine(antiphon.Antiphon({"store": {"log": postgres_database}})) if _is_of_claims(one)]
+    assert told["level"] == "warning"
+    assert "[store] url" in told["hint"]
+    assert not any(_is_of_claims(one) for one in examine(antiphon.Antiphon(config)))
+    assert not any(_is_of_claims(one) for one in examine(antiphon.Antiphon({"store": {"url": postgres_database}})))
+
+
+def _is_of_claims(finding: dict[str, Any]) -> bool:
+    return finding["check"] == "store" and "claims are in a file of this machine" in finding["message"]
