@@ -2,25 +2,31 @@
 
 What lies in the outbox folder is what has not arrived yet; nothing else has to be remembered. So a killed process
 loses nothing, and any later one, or :meth:`Outbox.flush`, takes up the rest. Large objects go through the outbox
-always, so that a broken-off upload can go on.
+always, so that a broken-off upload can go on. A process that ends gives its senders a few seconds, then says what is
+left.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from antiphon._daemon import Latch, Signal
 from antiphon.blobs.local import ContentBlobs, LocalObjects, Objects
 from antiphon.blobs.s3 import PART_BYTES
 from antiphon.errors import AntiphonError, NotFound, StoreUnavailable
 
 _log = logging.getLogger("antiphon.blobs")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_LAST_WORDS_S = 5.0
 
 
 class Status(NamedTuple):
@@ -58,7 +64,8 @@ class Outbox:
         self._trouble = ""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
+        self._wakes = Signal()
+        self._stop = Latch()
         self._looked = False
 
     @property
@@ -116,9 +123,27 @@ class Outbox:
     def close(self) -> None:
         """Stop trying in the background; what is waiting stays in the folder."""
         self._stop.set()
+        self._wakes.set()
         thread = self._thread
         if thread is not None and thread.is_alive():
             thread.join()
+
+    def take_up(self) -> None:
+        """Start to send what an earlier process left; looks once."""
+        if not self._looked:
+            self._looked = True
+            if any(True for _ in self.local.names()):
+                self._retry_later()
+
+    def last_words(self, until: float) -> None:
+        """Let the sender finish, unless the bucket refuses; one that was away is tried once more."""
+        thread = self._thread
+        if thread is None:
+            return
+        self._away_until = 0.0
+        self._wakes.set()
+        while thread.is_alive() and not self._away_until and time.monotonic() < until:
+            thread.join(0.02)
 
     def _keep(self, name: str, data: bytes, *, once: bool) -> None:
         if self._later:
@@ -132,18 +157,11 @@ class Outbox:
                 self._went_away(error)
             else:
                 self._came_back()
-                self._take_up_what_was_left()
+                self.take_up()
                 return
         self.local.put(name, data)
         if len(data) <= PART_BYTES or not self._send(name):
             self._retry_later()
-
-    def _take_up_what_was_left(self) -> None:
-        """Once per process: an earlier one may have ended with a full outbox."""
-        if not self._looked:
-            self._looked = True
-            if any(True for _ in self.local.names()):
-                self._retry_later()
 
     def _send(self, name: str) -> bool:
         """Whether the object has arrived (or is no longer wanted)."""
@@ -189,11 +207,16 @@ class Outbox:
         with self._lock:
             if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
                 return
+            if self._later:  # otherwise the writer waits, and is told
+                _senders.add(self)
             self._thread = threading.Thread(target=self._retry, name="antiphon-outbox", daemon=True)
             self._thread.start()
 
     def _retry(self) -> None:
-        while not self._stop.wait(max(0.0, self._away_until - time.monotonic())):
+        while True:
+            self._wakes.wait(max(0.0, self._away_until - time.monotonic()))
+            if self._stop.is_set():
+                return
             try:
                 waiting = list(self.local.names())
                 if not waiting and self._is_empty():
@@ -233,3 +256,32 @@ class OutboxBlobs(ContentBlobs):
     ) -> None:
         self.outbox: Outbox = Outbox(folder, remote.objects, later=later, once=True, first_pause=first_pause)
         super().__init__(self.outbox, store)
+
+
+_senders: weakref.WeakSet[Outbox] = weakref.WeakSet()
+"""Those with something to send that nobody waits for."""
+
+
+def _at_exit() -> None:
+    """Send what is left, if the buckets take it now; then say what waits."""
+    until = time.monotonic() + _LAST_WORDS_S
+    outboxes = list(_senders)
+    for outbox in outboxes:
+        outbox.last_words(until)
+    for outbox in {outbox.local.folder: outbox for outbox in outboxes}.values():
+        with contextlib.suppress(OSError):
+            pending, size, trouble = outbox.status()
+            if pending:
+                _log.warning(
+                    "The process ends before all payloads have arrived in %s: %d of them (%d bytes) are kept in %s. "
+                    "%sThe next process that records sends them, or: antiphon export --waiting",
+                    outbox.url,
+                    pending,
+                    size,
+                    outbox.local.folder,
+                    f"{trouble} " if trouble else "",
+                )
+
+
+os.register_at_fork(after_in_child=_senders.clear)
+atexit.register(_at_exit)

@@ -261,6 +261,23 @@ def payloads_in_bucket(config: Config) -> bool:
     return _is_server(config.store.log or config.store.url)
 
 
+PAYLOADS = "outbox/payloads"
+"""In the state folder: payloads that have not arrived in the bucket yet."""
+_taken_up: set[Path] = set()
+
+
+def take_up_payloads(config: Config, blobs: Callable[[], Blobs | None]) -> None:
+    """Start to send payloads that an earlier process left; once in a process that makes calls or records."""
+    if payloads_in_bucket(config):
+        from antiphon.blobs.outbox import OutboxBlobs
+
+        folder = home() / PAYLOADS
+        new = folder not in _taken_up and folder.exists()
+        _taken_up.add(folder)
+        if new and isinstance(found := blobs(), OutboxBlobs):
+            found.outbox.take_up()
+
+
 def blobs_of(config: Config, store: Store) -> Blobs:
     """Where large payloads go: a local folder, or the bucket, with everything kept locally until it has arrived."""
     if payloads_in_bucket(config):
@@ -269,7 +286,7 @@ def blobs_of(config: Config, store: Store) -> Blobs:
 
         remote = ContentBlobs(objects_of(config.artifacts, "payloads"))
         named = _named(store, lambda path: f"{socket.gethostname()}:{path}")
-        return OutboxBlobs(ensure_home() / "outbox" / "payloads", remote, later=True, store=named)
+        return OutboxBlobs(ensure_home() / PAYLOADS, remote, later=True, store=named)
     from antiphon.blobs.local import LocalBlobs
 
     folder = ensure_home()
@@ -440,6 +457,7 @@ def wire(
     def blobs() -> Blobs | None:
         return None if in_process else blobs_of(loaded.config, found)
 
+    take_up_payloads(loaded.config, blobs)
     redactor = LateRedactor(lambda: rules_of(loaded.config))
     return Dependencies(
         store=found,

@@ -18,7 +18,15 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon.config.load import Loaded, load
 from antiphon.config.model import Config, PriceSection
-from antiphon.config.wiring import ConfigLike, blobs_of, key_ring_of, resolve, rules_of, store_from
+from antiphon.config.wiring import (
+    ConfigLike,
+    blobs_of,
+    key_ring_of,
+    resolve,
+    rules_of,
+    store_from,
+    take_up_payloads,
+)
 from antiphon.contract.events import GIVEN, UNSERIALISABLE, Event, RunManifest, is_masked
 from antiphon.errors import ConfigError, InvalidInput, NotFound
 from antiphon.ops.entry import AGENT_MARK, GRACE_S, call_entry, check_arguments, load_entry, name_of
@@ -186,6 +194,7 @@ class Antiphon:
         from antiphon._recording.manifest import code_version, package_versions
         from antiphon._recording.run import Run
 
+        take_up_payloads(self.config, lambda: self.blobs)
         if resume is not None:
             manifest = self._resumed(resume)
         else:

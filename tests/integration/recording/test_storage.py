@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -318,6 +320,58 @@ def test_large_payloads_in_the_bucket(cut: tuple[FaultProxy, S3Access], home: Pa
     assert blobs.outbox.status().pending == 0
     assert one_event(app, second.id, 1).payload["text"] == "other " + text
     blobs.outbox.close()
+
+
+AGENT = """
+import antiphon
+
+@antiphon.agent
+def main(size):
+    return "x" * size
+"""
+
+
+def _recorded(folder: Path, access: S3Access, size: int) -> subprocess.CompletedProcess[str]:
+    """What ``antiphon run`` said that recorded a text of *size*, in a process of its own."""
+    config = settings(access, payloads="bucket")["artifacts"]
+    lines = [f"{name} = {value if isinstance(value, float) else repr(value)}" for name, value in config.items()]
+    (folder / "antiphon.toml").write_text("\n".join(("[artifacts]", *lines, "")))
+    (folder / "agent.py").write_text(AGENT)
+    line = [sys.executable, "-m", "antiphon.cli", "run", "agent.py:main", "--input", str(size)]
+    environment = {**os.environ, "ANTIPHON_HOME": str(folder / "state")}
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def _payloads(access: S3Access) -> int:
+    return sum("/t=" in name for name in remote(access).names("payloads/"))
+
+
+def test_a_short_process_sends_its_payloads_before_it_ends(cut: tuple[FaultProxy, S3Access], tmp_path: Path) -> None:
+    proxy, access = cut
+    proxy.delay(0.2)
+    said = _recorded(tmp_path, access, 120_000)
+    proxy.heal()
+    assert _payloads(access) == 1
+    assert "export --waiting" not in said.stderr
+    assert not any(path.is_file() for path in (tmp_path / "state" / "outbox").rglob("*"))
+
+
+def test_a_process_says_what_has_not_arrived_and_the_next_one_that_records_sends_it(
+    cut: tuple[FaultProxy, S3Access], tmp_path: Path
+) -> None:
+    proxy, access = cut
+    proxy.refuse()
+    said = _recorded(tmp_path, access, 120_000)
+    assert re.search(r"before all payloads have arrived in s3://.*: \d of them \(\d+ bytes\) are kept in", said.stderr)
+    assert "cannot be reached" in said.stderr
+    assert "antiphon export --waiting" in said.stderr
+    proxy.heal()
+    assert _payloads(access) == 0
+    said = _recorded(tmp_path, access, 1)
+    assert _payloads(access) == 1
+    assert "export --waiting" not in said.stderr
 
 
 def test_gc_in_a_bucket_that_stores_share(signed_in: S3Access, home: Path) -> None:
