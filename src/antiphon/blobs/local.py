@@ -21,6 +21,8 @@ from antiphon.errors import ArtifactError, InvalidInput, NotFound, StoreUnavaila
 _REF = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_NAME = 120
 _STORES = "stores"
+_RENEWED = "-renewed"
+_DAY_S = 86_400
 
 
 class Objects(Protocol):
@@ -56,14 +58,15 @@ class ContentBlobs:
     """Blobs over named objects.
 
     Several stores may keep their blobs in one place, and equal blobs are kept once. So each *store* that writes leaves
-    a note there: only where there is one store can be told what nobody refers to any more.
+    a note there: only where there is one store can be told what nobody refers to any more. The note stays as it is: it
+    tells since when. A second one is written anew every day, for a place that deletes what is old.
     """
 
     def __init__(self, objects: Objects, store: str = "") -> None:
         self.objects = objects
         self._store = store
         self._note = f"{_STORES}/{sha256(store.encode()).hexdigest()[:16]}"
-        self._noted = not store
+        self._noted_day = 0
 
     @property
     def url(self) -> str:
@@ -72,9 +75,8 @@ class ContentBlobs:
 
     def put(self, tenant: str, data: bytes) -> str:
         digest = sha256(data).hexdigest()
-        if not self._noted:
-            self.objects.put_once(self._note, self._store.encode())
-            self._noted = True
+        if self._store:
+            self._leave_notes(int(time.time()) // _DAY_S)
         self.objects.put_once(_name(tenant, digest), data)
         return f"sha256:{digest}"
 
@@ -102,8 +104,14 @@ class ContentBlobs:
 
     def other_stores(self) -> list[str]:
         """The other stores that have written blobs here."""
-        notes = [name for name in self.objects.names(f"{_STORES}/") if name != self._note]
-        return [self.objects.get(name).decode("utf-8", "replace") for name in notes]
+        notes = [name for name in self.objects.names(f"{_STORES}/") if name.removesuffix(_RENEWED) != self._note]
+        return sorted({self.objects.get(name).decode("utf-8", "replace").partition("\n")[0] for name in notes})
+
+    def _leave_notes(self, day: int) -> None:
+        if day != self._noted_day:
+            self.objects.put_once(self._note, self._store.encode())
+            self.objects.put_once(self._note + _RENEWED, f"{self._store}\n{day}".encode())
+            self._noted_day = day
 
     def since_note(self, tenant: str, refs: Iterable[str]) -> list[str]:
         """Those of *refs* that were written since this store left its note; what is older may be of any store."""
@@ -136,7 +144,6 @@ def _digest(ref: str) -> str:
 
 
 _UNFINISHED = ".unfinished"
-_STALE_S = 86_400
 
 
 class LocalObjects:
@@ -230,7 +237,7 @@ class LocalObjects:
         if self._ready and unfinished.is_dir():
             return
         unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
-        oldest = time.time() - _STALE_S
+        oldest = time.time() - _DAY_S
         for left in unfinished.iterdir():
             with contextlib.suppress(FileNotFoundError):  # another writer has finished it
                 if left.stat().st_mtime < oldest:

@@ -435,7 +435,7 @@ def gc(arguments: argparse.Namespace) -> int:
         stores = ui.safe(", ".join(result["blobsSharedWith"]))
         lines.append(f"kept: all blobs in {place}, because other stores keep theirs there: {stores}")
         lines.append("  give each store a state folder of its own: ANTIPHON_HOME")
-        lines.append(f"  if one of them is gone, delete the file that names it in {place}/stores")
+        lines.append(f"  if one of them is gone, delete the files that name it in {place}/stores")
     ui.output(arguments, result, lines)
     return 0
 

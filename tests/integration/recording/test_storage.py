@@ -375,7 +375,7 @@ def test_a_process_says_what_has_not_arrived_and_the_next_one_that_records_sends
 
 
 def test_gc_in_a_bucket_that_stores_share(signed_in: S3Access, home: Path) -> None:
-    """Each store leaves one note, once; with more than one, payloads are kept."""
+    """Each store leaves a note, once, and one of the day; with notes of more than one store, payloads are kept."""
 
     def record(app: Antiphon, text: str) -> None:
         with app.run("large") as run:
@@ -390,7 +390,7 @@ def test_gc_in_a_bucket_that_stores_share(signed_in: S3Access, home: Path) -> No
     config = settings(signed_in, payloads="bucket")
     app = application(config)
     record(app, "first ")
-    (note,) = remote(signed_in).names("payloads/stores/")
+    note, renewed = sorted(remote(signed_in).names("payloads/stores/"))
     since = remote(signed_in).written_ms(note)
     while time.time() * 1000 < since + 1_500:  # the server counts seconds
         time.sleep(0.05)
@@ -404,10 +404,35 @@ def test_gc_in_a_bucket_that_stores_share(signed_in: S3Access, home: Path) -> No
     assert result["blobsSharedWith"][0].endswith("other.db")
     assert len(payloads()) == 2
     for name in remote(signed_in).names("payloads/stores/"):
-        if name != note:
+        if name not in (note, renewed):
             remote(signed_in).delete(name)
     assert collect(app)["blobs"] == 2
     assert payloads() == []
+
+
+def test_a_process_that_lives_on_renews_its_note(signed_in: S3Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule of the bucket that deletes what is old finds one of its notes young."""
+    app = application(settings(signed_in, payloads="bucket"))
+    blobs: Any = app.blobs
+
+    def put(text: str) -> dict[str, bytes]:
+        blobs.put("default", text.encode())
+        assert blobs.outbox.flush().pending == 0
+        return {name: remote(signed_in).get(name) for name in sorted(remote(signed_in).names("payloads/stores/"))}
+
+    before = put("one")
+    assert put("two") == before
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 86_400)
+    after = put("three")
+    note, renewed = before
+    assert after[note] == before[note]
+    assert after[renewed] != before[renewed]
+    for name in after:
+        remote(signed_in).delete(name)
+    monkeypatch.setattr(time, "time", lambda: now + 2 * 86_400)
+    assert list(put("four")) == [note, renewed], "what such a rule deleted is there again"
+    blobs.outbox.close()
 
 
 def test_large_payloads_follow_a_shared_log(home: Path) -> None:
