@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("antiphon.gateway")
 
 NO_PAYLOAD = "The call succeeded; its result could not be stored and is not available."
+NOT_NOW = "The call succeeded; its result is kept, but cannot be read now."
 _SEALED = "sealed+"
 
 _UNSHOWN = "(cannot be shown)"

@@ -11,6 +11,7 @@ from antiphon import errors
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome, failed
 from antiphon._gateway.report import Reporter
+from antiphon._gateway.result_store import NOT_NOW
 from antiphon._gateway.threads import TimedOut
 from antiphon.contract.result import CacheInfo, CallError, Output, ToolDenied, ToolResultEnvelope
 
@@ -61,9 +62,12 @@ def _check_kept(call: GuardedCall, outcome: Outcome) -> None:
     """``None`` would be taken for the result of a call whose result is not there."""
     note = (outcome.metadata or {}).get("payload")
     if note is not None:
+        hint = "Return a value that can be stored: JSON, bytes, times, numbers, a class declared as the return type."
+        if note.startswith(NOT_NOW):
+            hint = "Make the same call again when the place can be reached: it gets the result."
         raise errors.ResultNotKept(
             f"{call.plan.name} was called before with the same intent, and is not called again. {note}",
-            hint="Return a value that can be stored: JSON, bytes, times, numbers, a class declared as the return type.",
+            hint=hint,
             tool=call.plan.name,
         )
 

@@ -26,6 +26,7 @@ T = TypeVar("T")
 PART_BYTES = 8 * 1024 * 1024
 _MOST_PARTS = 9_000
 _TRIES = 3
+_NO_BUCKET = "<Code>NoSuchBucket</Code>"
 _DENIED = re.compile(r"status code: 40[13]\b")
 
 Progress = Callable[[int, int], None]
@@ -327,9 +328,13 @@ class S3Objects:
             raise missing_extra("obstore", "s3", "An S3-compatible bucket", ">=0.8") from None
         try:
             return step(obstore, self._store())
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if _NO_BUCKET in str(error):
+                raise self._no_bucket() from error
             raise NotFound(f"No such object in {self.url}.") from None
         except exceptions.BaseError as error:
+            if _NO_BUCKET in str(error):  # a list has no error of its own for it
+                raise self._no_bucket() from error
             denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
             if isinstance(error, denied) or _DENIED.search(_first_line(error)):  # a list has no error of its own for it
                 raise StoreUnavailable(
@@ -340,6 +345,12 @@ class S3Objects:
                 f"The bucket {self.url} cannot be reached or refused the request: {_first_line(error)}",
                 hint="Check the endpoint, the region and the network; stored objects are unaffected.",
             ) from error
+
+    def _no_bucket(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"The bucket of {self.url} does not exist (NoSuchBucket).",
+            hint="Check [artifacts] bucket, endpoint_url and region, or create the bucket.",
+        )
 
     def _store(self) -> Any:
         if self._kept is None or self._pid != os.getpid():  # a client's threads do not survive a fork

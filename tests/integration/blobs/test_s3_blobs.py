@@ -190,6 +190,16 @@ def test_a_large_file_for_a_bucket_that_is_not_there(s3_access: S3Access, tmp_pa
         objects_of(s3_access._replace(bucket="no-such-bucket-here")).put_file("large", path)
 
 
+def test_a_bucket_that_is_not_there_is_no_missing_blob(s3_access: S3Access) -> None:
+    ref = blobs_of(s3_access).put("default", b"x")
+    gone = s3_access._replace(bucket="no-such-bucket-here")
+    with pytest.raises(StoreUnavailable, match="does not exist") as missing:
+        blobs_of(gone).get("default", ref)
+    assert "bucket" in missing.value.hint
+    with pytest.raises(StoreUnavailable, match="does not exist"):
+        list(objects_of(gone).names())
+
+
 def test_wrong_credentials_are_named_and_not_shown(s3_access: S3Access, tmp_path: Path) -> None:
     wrong = s3_access._replace(secret="wrong-secret-value")
     with pytest.raises(StoreUnavailable, match="credentials") as refused:

@@ -16,7 +16,7 @@ import pydantic
 import pytest
 
 from antiphon.contract._base import UNSET
-from antiphon.errors import NotFound
+from antiphon.errors import NotFound, ResultNotKept, StoreUnavailable
 from antiphon.redact import Redactor, Rules
 from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import AsyncRig, Rig
@@ -25,11 +25,12 @@ SECRET = "sk-proj-" + "a1B2c3D4" * 6
 
 
 class FakeBlobs:
-    """Blobs in a dictionary; ``full`` stands for a disk without space."""
+    """Blobs in a dictionary; ``full`` stands for a disk without space, ``away`` for a bucket that does not answer."""
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
         self.full = False
+        self.away = False
 
     def put(self, tenant: str, data: bytes) -> str:
         if self.full:
@@ -39,6 +40,8 @@ class FakeBlobs:
         return ref
 
     def get(self, tenant: str, ref: str) -> bytes:
+        if self.away:
+            raise StoreUnavailable("The bucket s3://b answers with 503.")
         if ref not in self.kept:
             raise NotFound(f"no blob {ref}")
         return self.kept[ref]
@@ -214,6 +217,27 @@ def test_a_lost_blob_is_said_and_nothing_runs_again() -> None:
     assert "not readable" in again.output.metadata["payload"]
     assert rig.tally.counts["hits", "tools/send", "done"] == 1
     assert len(script) == 1
+
+
+def test_a_result_that_cannot_be_read_now_is_not_called_lost() -> None:
+    blobs = FakeBlobs()
+    rig = keeping_rig(blobs=blobs, payload_limit=100)
+    made: list[str] = []
+
+    @rig.gateway.tool(idempotent=False, key="order")
+    def pay(order: str) -> str:
+        made.append(order)
+        return "x" * 1_000
+
+    pay("a")
+    blobs.away = True
+    with pytest.raises(ResultNotKept, match=r"kept, but cannot be read now\. The bucket s3://b answers") as refused:
+        pay("a")
+    assert "could not be stored" not in str(refused.value)
+    assert "again when the place can be reached" in refused.value.hint
+    blobs.away = False
+    assert pay("a") == "x" * 1_000
+    assert made == ["a"]
 
 
 async def test_spilled_results_in_the_asynchronous_face() -> None:
