@@ -226,9 +226,9 @@ def report(error: errors.AntiphonError, as_json: bool) -> None:
         print(f"          {error.hint}", file=sys.stderr)
 
 
-def interrupted(as_json: bool, hint: str = "") -> int:
+def interrupted(as_json: bool, hint: str = "", *, what: str = "interrupted") -> int:
     """Say so, and how to go on; the exit code."""
-    report(errors.AntiphonError("interrupted", hint=hint, code="interrupted"), as_json)
+    report(errors.AntiphonError(what, hint=hint, code="interrupted"), as_json)
     return 130
 
 

@@ -191,13 +191,13 @@ def _replayed(
     code = found.pop("ended")
     if "report" in found and code:
         found["late"].append(f"ending the process with {ended_with(code)}")
-    elif "report" not in found and "failed" not in found and code not in (130, -2):
+    elif "report" not in found and "failed" not in found:
         text = f"The replayed code ended its process with {ended_with(code)}."
         if arguments.json:
             ui.print_json({"error": "process_ended", "message": text, "hint": ""}, indent=False)
         print(f"antiphon: {text}", file=sys.stderr)
         code = EXIT["diverged"]
-    return {"code": 130 if code == -2 else code, **found}
+    return {"code": code, **found}
 
 
 def _more(data: dict[str, Any]) -> Iterator[str]:

@@ -19,7 +19,7 @@ import antiphon
 from antiphon._diff import plural
 from antiphon.cli import EXIT
 from antiphon.cli import _ui as ui
-from antiphon.cli._base import CONFIG, JSON, application, argument, command, flag, no_sandbox
+from antiphon.cli._base import CONFIG, JSON, application, argument, command, flag, interrupted, no_sandbox
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, ConfigError, InvalidInput
 
@@ -52,6 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
         resume = None if arguments.resume is None else _interrupted(find_run(app, arguments.resume))
         with ui.aside(arguments.json):
             result = start(app, arguments.target, given, resume=resume)
+        if isinstance(result.error, KeyboardInterrupt):
+            hint = f"Resume it: antiphon run {shlex.quote(arguments.target)} --resume {result.id}"
+            return interrupted(arguments.json, hint, what=f"Run {result.id} was interrupted.")
         warnings = missing(result)
         late = result.late_calls
     code = exit_code(result.error)

@@ -481,7 +481,7 @@ def _check_known_again(event: Event, run: str) -> None:
 
 
 def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) -> Run:
-    """Run ``file.py:function`` with *given* as its argument. A failing agent gives a run with ``error`` set.
+    """Run ``file.py:function`` with *given* as its argument. A failing or interrupted agent gives a run with ``error``.
 
     With *resume* an interrupted run continues with its recorded input: another one is refused.
     """
@@ -512,9 +512,7 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
                 run.output = call_entry(run.scope, function, args, kwargs, returned=run.end)
         except SystemExit as leaving:
             run.error = leaving if exit_code(leaving) else None
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # also that the code was cancelled
+        except BaseException as error:  # also that the code was cancelled or interrupted
             run.error = error
     return run
 

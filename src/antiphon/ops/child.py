@@ -24,6 +24,8 @@ from antiphon.errors import AntiphonError
 
 PATIENCE_S = 30.0
 """So long may a process take to end when its replays have ended."""
+INTERRUPTED_S = 5.0
+"""So long may it take when a person has interrupted the command."""
 
 Send = Callable[[dict[str, Any]], None]
 
@@ -55,6 +57,20 @@ class Child:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [orjson.loads(line) for line in lines]
 
+    def notes(self, message: dict[str, Any]) -> bool:
+        """Keep what a message says about the process itself; false for others."""
+        if "done" in message:
+            self.overdue = time.monotonic() + PATIENCE_S
+        elif "left" in message:
+            self.left[message["run"], message["lane"]] = message
+        elif "came" in message:
+            self.left.pop((message["run"], message["came"]), None)
+        elif "cutsOff" in message:
+            self.cuts_off = True
+        else:
+            return False
+        return True
+
     def missing(self) -> Iterator[dict[str, Any]]:
         """What has not come by its end."""
         for (run, _), message in self.left.items():
@@ -73,37 +89,37 @@ def in_children(works: Sequence[Callable[[Send], None]], *, quiet: bool) -> Iter
 
     ``{"late": what, "run": id}`` tells what was refused after the end of a replay, ``{"missing": what, "run": id}``
     what its recording has there and did not come, ``{"ended": code}`` that a process is gone. With *quiet* what the
-    code prints goes to standard error.
+    code prints goes to standard error. After Ctrl-C nothing more comes but a KeyboardInterrupt, once they have ended.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     children = [_fork(number, work, quiet) for number, work in enumerate(works)]
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the children itself
+    before, leave_by = signal.getsignal(signal.SIGINT), float("inf")
+
+    def interrupt(number: int, frame: Any) -> None:
+        """The terminal tells the children itself. A second time nobody waits for them."""
+        nonlocal leave_by
+        leave_by = time.monotonic() + INTERRUPTED_S
+        signal.signal(signal.SIGINT, before)
+
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         with selectors.DefaultSelector() as ready:
             for child in children:
                 ready.register(child.pipe, selectors.EVENT_READ, child)
-            while ready.get_map():
+            while ready.get_map() and time.monotonic() < leave_by:
                 for key, _ in ready.select(timeout=1.0):
                     child = key.data
                     messages = child.read()
                     if messages is None:
                         ready.unregister(child.pipe)
                         code = child.wait()
-                        for message in child.missing() if code == 0 else ():
-                            yield child.number, message
-                        yield child.number, {"ended": code}
+                        messages = [*(child.missing() if code == 0 else ()), {"ended": code}]
+                    if leave_by < float("inf"):  # code that was interrupted tells nothing
                         continue
                     for message in messages:
-                        if "done" in message:
-                            child.overdue = time.monotonic() + PATIENCE_S
-                        elif "left" in message:
-                            child.left[message["run"], message["lane"]] = message
-                        elif "came" in message:
-                            child.left.pop((message["run"], message["came"]), None)
-                        elif "cutsOff" in message:
-                            child.cuts_off = True
-                        else:
+                        if not child.notes(message):
                             yield child.number, message
                 for child in children:
                     if child.code is None and child.overdue is not None and time.monotonic() > child.overdue:
@@ -111,6 +127,8 @@ def in_children(works: Sequence[Callable[[Send], None]], *, quiet: bool) -> Iter
                         what = f"work that goes on {PATIENCE_S:.0f} s after the end of the replay"
                         yield child.number, {"late": what, "run": ""}
                         os.kill(child.pid, signal.SIGKILL)
+            if leave_by < float("inf"):
+                raise KeyboardInterrupt
     finally:
         for child in children:
             if child.code is None:
@@ -165,6 +183,8 @@ def _be_child(work: Callable[[Send], None], pipe: int, quiet: bool) -> NoReturn:
         sys.stdout.flush()
         os.dup2(output, 1)
         raise
+    except KeyboardInterrupt:  # told by the parent
+        raise Left(128 + signal.SIGINT) from None
     hold_process()
     send({"done": True})
     raise Left(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +19,6 @@ from antiphon.ops.replay import Mode, replay
 
 SUFFIXES = (".antiphon", ".kurral")
 MIN_ARS = 0.9
-_INTERRUPTED = frozenset({-signal.SIGINT, 128 + signal.SIGINT})
-"""How a process ends that a person has interrupted."""
 
 
 class Options(NamedTuple):
@@ -183,9 +180,8 @@ def check_all(
                 code, left = message["ended"], [place for place in share if place not in found]
                 if code and not left:
                     late.append((share, "", _reason({"late": f"ending the process ({code})"})))
-                ended = left if code in _INTERRUPTED else left[:1]  # the others are replayed in a new process
-                found |= {place: _ended(paths[place], code) for place in ended}
-                rest += [left[len(ended) :]] if len(ended) < len(left) else []
+                found |= {place: _ended(paths[place], code) for place in left[:1]}
+                rest += [left[1:]] if left[1:] else []  # replayed in a new process
             while told in found:
                 yield found[told]
                 told += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 AGENT = """
-import json, os
+import json, os, sys, time
 from pathlib import Path
 import antiphon
 
@@ -58,6 +59,9 @@ TOOLS = {"search_web": search_web, "send_email": send_email}
 def main(question):
     if os.environ.get("LEAVE") == question:
         os._exit(3)
+    if os.environ.get("WAIT") == question:
+        print("waiting", file=sys.stderr, flush=True)
+        time.sleep(60)
     if os.environ.get("SOCKET"):
         import socket
         socket.create_connection(("127.0.0.1", 9), 1)
@@ -95,8 +99,19 @@ class Folder:
         assert self.antiphon("run", "agents/weather.py:main", "--input", '"weather?"').code == 0
 
     def antiphon(self, *words: str, **environment: str) -> Done:
+        return self._done(self._start(words, environment))
+
+    def interrupted(self, *words: str, **environment: str) -> Done:
+        """A command that gets Ctrl-C, as a terminal sends it, once the agent says that it waits."""
+        process = self._start(words, environment)
+        assert process.stderr is not None
+        assert process.stderr.readline() == "waiting\n"
+        os.killpg(process.pid, signal.SIGINT)
+        return self._done(process)
+
+    def _start(self, words: tuple[str, ...], environment: dict[str, str]) -> subprocess.Popen[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
-        done = subprocess.run(
+        return subprocess.Popen(
             [sys.executable, "-m", "antiphon.cli", *words],
             cwd=self.path,
             env={
@@ -105,13 +120,22 @@ class Folder:
                 "ANTIPHON_REPLAY_EMBEDDER": "lexical",
                 **environment,
             },
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
-            timeout=100,
+            start_new_session=True,
         )
-        assert "Traceback" not in done.stderr, done.stderr
-        return Done(done.returncode, done.stdout, done.stderr)
+
+    @staticmethod
+    def _done(process: subprocess.Popen[str]) -> Done:
+        with process:
+            try:
+                out, err = process.communicate(timeout=100)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        assert "Traceback" not in err, err
+        return Done(process.returncode, out, err)
 
     def lines(self, name: str) -> int:
         path = self.path / name
@@ -334,6 +358,35 @@ def test_a_golden_run_that_ends_its_process_fails_alone(folder: Folder, tmp_path
     assert statuses == {name: "error" if name in "be" else "pass" for name in "abcdef"}
     left = [one["reasons"] for one in done.json["results"] if one["status"] == "error"]
     assert left == [["the replayed code ended the process (3)"]] * 2
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_ctrl_c_gives_no_verdict(folder: Folder, tmp_path: Path, form: tuple[str, ...]) -> None:
+    (tmp_path / "golden").mkdir()
+    for name in "ab":
+        assert folder.antiphon("export", "latest", "-o", f"golden/{name}.antiphon").code == 0
+    for words in (("test", "golden"), ("test", "golden", "--jobs", "2"), ("replay", "golden/a.antiphon")):
+        done = folder.interrupted(*words, *form, WAIT="weather?")
+        assert done.code == 130, done
+        if form:
+            assert done.json == {"error": "interrupted", "message": "interrupted", "hint": ""}
+        else:
+            assert (done.out, done.err.splitlines()[-1]) == ("", "antiphon: interrupted")
+        assert done.err.count("interrupted") == (0 if form else 1)
+    assert not (tmp_path / "home" / "golden").exists()
+    assert folder.antiphon("test", "golden").code == 0
+
+
+def test_ctrl_c_in_a_run_says_how_to_resume_it(folder: Folder) -> None:
+    done = folder.interrupted("run", "agents/weather.py:main", "--input", '"hm"', "--json", WAIT="hm")
+    found = done.json
+    run = folder.antiphon("runs", "--json").json["runs"][0]
+    assert (done.code, found["error"], run["status"]) == (130, "interrupted", "interrupted")
+    assert found["message"] == f"Run {run['id']} was interrupted."
+    assert found["hint"] == f"Resume it: antiphon run agents/weather.py:main --resume {run['id']}"
+    again = folder.interrupted("run", "agents/weather.py:main", "--resume", run["id"], WAIT="hm")
+    assert (again.code, again.err) == (130, f"antiphon: {found['message']}\n{'':10}{found['hint']}\n")
+    assert folder.antiphon("run", "agents/weather.py:main", "--resume", run["id"]).code == 0
 
 
 def test_kurral_documents_replay(folder: Folder) -> None:
