@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -40,7 +41,7 @@ class Loaded(NamedTuple):
 def process_environment() -> dict[str, str]:
     """``os.environ``, and below it the storage settings of a ``.env`` file in the working folder."""
     try:
-        lines = Path(".env").read_text(encoding="utf-8").splitlines()
+        lines = Path(".env").read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
         lines = []
     below = {}
@@ -77,7 +78,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
             return _build({}, "", None, env, "")
         path = project
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
         table = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.", path=str(path)) from None
@@ -252,7 +253,7 @@ def _explain(message: str, name: str, text: str, table: Mapping[str, Any]) -> Co
     path = _named(at["path"], table) if at else ""
     unknown = _UNKNOWN.search(message)
     setting = ".".join(part for part in (path, unknown["name"] if unknown else "") if part)
-    line = _line_of(text, re.sub(r"\[\d+\]", "", setting))
+    line = _line_of(text, re.sub(r"(\[\d+\])", r".\1", setting))
     where = f"{name}, line {line}" if line else name
     problem = f"there is no setting {setting}" if unknown else f"{_AT.sub('', message)} ({setting})"
     near = difflib.get_close_matches(setting, _settings(), 1) if unknown else []
@@ -283,9 +284,13 @@ def _named(path: str, table: Mapping[str, Any]) -> str:
 def _line_of(text: str, setting: str) -> int:
     """The line that gives *setting*, or else the innermost table or key around it."""
     section, line_found, length = "", 0, 0
+    counts: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), 1):
         if head := _HEAD.match(line):
             section = whole = re.sub(r"[\"']", "", head[1])
+            if line.lstrip().startswith("[["):  # one of several tables
+                counts[section] += 1
+                section = whole = f"{section}.[{counts[section] - 1}]"
         elif key := _KEY.match(line):
             whole = re.sub(r"[\"']", "", f"{section}.{key[1]}".lstrip("."))
         else:

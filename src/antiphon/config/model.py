@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from antiphon.contract._base import Lasting
+from antiphon.errors import ConfigError
 
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -171,10 +171,14 @@ class RuleSection(Section, frozen=True):
     """Name of a field whose value is secret."""
 
     def __post_init__(self) -> None:
+        from antiphon.redact import Rule
+
         try:
-            re.compile(self.pattern or "")
-        except re.error as error:
-            raise ValueError(f"The pattern of the rule {self.name!r} is no regular expression: {error}") from None
+            rule = Rule(name=self.name, pattern=self.pattern or "", field=self.field or "")
+            if rule.pattern:
+                rule.compile()
+        except ConfigError as error:
+            raise ValueError(" ".join(filter(None, (error.message, error.hint))).removesuffix(".")) from None
 
 
 class RedactSection(Section, frozen=True):

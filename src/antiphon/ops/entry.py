@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon._scope import RunScope
-from antiphon.errors import InvalidInput, NotFound
+from antiphon.errors import ConfigError, InvalidInput, NotFound
 
 AGENT_MARK = "__antiphon_agent__"
 _LOOK_EVERY_S = 1.0
@@ -87,10 +87,8 @@ def _script(path: Path) -> Any:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, (Exception, SystemExit)):
-            raise NotFound(
-                f"{path} cannot be imported: {type(error).__name__}: {error}.", code="entry_missing"
-            ) from error
+        if isinstance(error, (Exception, SystemExit)) and not isinstance(error, ConfigError):
+            raise _not_imported(str(path), error) from error
         raise
     return module
 
@@ -100,10 +98,15 @@ def _module(name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
+    except ConfigError:
+        raise
     except (Exception, SystemExit) as error:
-        raise NotFound(
-            f"The module {name} cannot be imported: {type(error).__name__}: {error}.", code="entry_missing"
-        ) from error
+        raise _not_imported(f"The module {name}", error) from error
+
+
+def _not_imported(what: str, error: BaseException) -> NotFound:
+    said = f"{type(error).__name__}: {error}".removesuffix(".")
+    return NotFound(f"{what} cannot be imported: {said}.", code="entry_missing")
 
 
 # -- calling ---------------------------------------------------------------------------------------------------------

@@ -153,6 +153,16 @@ def test_a_file_that_leaves_when_it_is_imported_is_no_run(antiphon: Command) -> 
     assert "script.py cannot be imported: SystemExit: 1" in done.err
 
 
+@pytest.mark.parametrize("target", ["own.py:main", "own:main"])
+def test_a_wrong_setting_is_told_as_one_also_while_an_agent_is_imported(antiphon: Command, target: str) -> None:
+    Path("own.py").write_text("import antiphon\napp = antiphon.Antiphon({'gateway': {'tenant': 1}})\n")
+    done = antiphon("run", target)
+    assert (done.code, "cannot be imported" in done.err) == (2, False), done
+    Path("own.py").write_text("raise ValueError('A sentence.')\n")
+    done = antiphon("run", target)
+    assert (done.code, done.err.splitlines()[0].endswith("cannot be imported: ValueError: A sentence.")) == (5, True)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

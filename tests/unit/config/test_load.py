@@ -47,6 +47,12 @@ def test_variables_of_every_kind(variable: str, value: str, setting: str, wanted
         ('[tools."a/b".retry]\nmax_attempts = 2\n[tools."a/c".retry]\nmax_attempts = -1\n', r"line 4: .*a/c\.retry"),
         ("[tools.a]\ntimeout = 1\n[tools.b]\nretry = {max_attempts = 0}\n", r"line 4: .*tools\.b\.retry\.max_attempts"),
         ("[tools.a]\ntimeout = 1\n[tools.b]\ntimeuot = 2\n", r"line 4: there is no setting tools\.b\.timeuot"),
+        ('[[redact.rules]]\nname = "a"\n', "line 1: The redaction rule 'a' needs a pattern or a field"),
+        (
+            '[[redact.rules]]\nname = "a"\nfield = "b"\n[[redact.rules]]\nname = "c"\npattern = "("\n',
+            r"line 4: The redaction rule 'c' has a bad pattern: .*\(redact\.rules\[1\]\)\.$",
+        ),
+        ('[redact]\npersonal_data = true\nfields = ["a", 1]\n', r"line 3: .*\(redact\.fields\[1\]\)"),
         ("x =", "not valid TOML"),
     ],
 )
@@ -55,6 +61,12 @@ def test_a_wrong_file_is_explained(text: str, message: str, tmp_path: Path) -> N
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load(path, {})
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "antiphon.toml"
+    path.write_text('[gateway]\ntenant = "acme"\n', encoding="utf-8-sig")
+    assert load(path, {}).config.gateway.tenant == "acme"
 
 
 def test_a_wrong_variable_is_named() -> None:
