@@ -211,7 +211,7 @@ def any_output() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-        elif hasattr(stream, "reconfigure") and stream.errors == "strict":
+        elif hasattr(stream, "reconfigure") and stream.errors in ("strict", "surrogateescape"):  # as in the C locale
             stream.reconfigure(errors="replace")
 
 
@@ -342,15 +342,18 @@ def ended_with(code: int) -> str:
 
 
 @contextmanager
-def application(arguments: argparse.Namespace) -> Iterator[Any]:
-    """The current application object, made from ``--config`` and ``--store`` where the command has them."""
+def application(arguments: argparse.Namespace, *, temporary: bool = False) -> Iterator[Any]:
+    """The current application object, made from ``--config`` and ``--store`` where the command has them.
+
+    A *temporary* one has a store that is gone afterwards.
+    """
     from antiphon.ops.app import Antiphon, current, using
 
     config = getattr(arguments, "config", None)
-    if config is None and getattr(arguments, "store", None) is None:
+    if config is None and getattr(arguments, "store", None) is None and not temporary:
         yield current()
         return
-    app = Antiphon(config)
+    app = Antiphon(config, store="memory:" if temporary else None)
     with using(app):
         yield app
 

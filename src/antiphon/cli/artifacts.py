@@ -228,11 +228,11 @@ def scan(arguments: argparse.Namespace) -> int:
     example:
       antiphon scan golden/    # as a pre-commit or CI step
     """
+    from antiphon.config.load import load
     from antiphon.config.wiring import rules_of
     from antiphon.redact import files_below, scan_path
 
-    with application(arguments) as app:
-        rules = msgspec.structs.replace(rules_of(app.config), personal=False)
+    rules = msgspec.structs.replace(rules_of(load(arguments.config).config), personal=False)
     files = []
     for name in arguments.paths:
         if not Path(name).exists():

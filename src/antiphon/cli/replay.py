@@ -141,8 +141,10 @@ def replay(arguments: argparse.Namespace) -> int:
         ),
     }
 
+    temporary = _temporary(arguments)
+
     def work(send: Send) -> None:
-        with application(arguments) as app:
+        with application(arguments, temporary=temporary) as app:
             options["function"] = load_entry(arguments.entry) if arguments.entry else None
             options["llm"] = load_entry(arguments.llm) if arguments.llm else None
             if arguments.mode == "strict" and not (arguments.verify or arguments.no_sandbox):
@@ -156,7 +158,7 @@ def replay(arguments: argparse.Namespace) -> int:
     if "report" not in found:
         return int(found["code"])
     data = found["report"]
-    with application(arguments) as app:
+    with application(arguments, temporary=temporary) as app:
         ops.conclude(app, data, found["given"], found["late"], found["missing"])
     report = Report(data)
     lines = [report.text().rstrip("\n"), *map(ui.dim, _more(data))]
@@ -167,6 +169,17 @@ def replay(arguments: argparse.Namespace) -> int:
     if found["notice"]:
         print(ui.dim(found["notice"]), file=sys.stderr)
     return report.exit_code
+
+
+def _temporary(arguments: argparse.Namespace) -> bool:
+    """Whether nothing is kept: a strict replay of an artifact makes no state folder."""
+    from antiphon.config.load import load
+    from antiphon.config.wiring import keeps_runs
+    from antiphon.ops.runs import is_artifact
+
+    wanted = arguments.run
+    strict = arguments.mode == "strict" and wanted is not None and is_artifact(wanted)
+    return strict and not keeps_runs(load(arguments.config).config)
 
 
 def _replayed(
@@ -326,7 +339,7 @@ def test(arguments: argparse.Namespace) -> int:
     by_path: dict[str, golden.Result] = {}
     own = cli.own_process
     with _own_folder() as folder, ui.aside(arguments.json and not own):
-        with application(arguments) as app:
+        with application(arguments, temporary=True) as app:
             places, tenant = _local(app, arguments.places, folder), app.tenant
         paths = golden.collect(places)
         checked = golden.check_all(

@@ -230,15 +230,9 @@ def _opened(arguments: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
     from antiphon.ops.bucket import is_address
     from antiphon.ops.runs import is_artifact
 
-    if arguments.run is None or not (is_artifact(arguments.run) or is_address(arguments.run)):
-        with application(arguments) as app:
-            yield app, open_run(app, arguments.run)
-        return
-    from antiphon.ops.app import Antiphon
-    from antiphon.stores import MemoryStore
-
-    app = Antiphon(arguments.config, store=MemoryStore())
-    yield app, open_run(app, arguments.run)
+    artifact = arguments.run is not None and (is_artifact(arguments.run) or is_address(arguments.run))
+    with application(arguments, temporary=artifact) as app:
+        yield app, open_run(app, arguments.run)
 
 
 def _revealed(app: Any, run: str, arguments: argparse.Namespace) -> None:

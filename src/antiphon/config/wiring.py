@@ -18,7 +18,7 @@ from antiphon._gateway.settings import ApprovalPolicy, Settings, ToolOverride
 from antiphon._late import LateRedactor
 from antiphon.config.load import Loaded, changed, load, process_environment
 from antiphon.config.model import ArtifactsSection, Config, Section
-from antiphon.config.place import DATABASE, state_place, test_stores
+from antiphon.config.place import DATABASE, Place, state_place, test_stores
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
 from antiphon.decide.loop import LoopPolicy
 from antiphon.errors import ConfigError
@@ -83,9 +83,9 @@ def home() -> Path:
     return state_place().folder
 
 
-def ensure_home() -> Path:
+def ensure_home(place: Place | None = None) -> Path:
     """The state folder, created with a ``.gitignore`` so that its content is never committed by accident."""
-    folder, project, earlier = state_place()
+    folder, project, earlier = place or state_place()
     ignore = folder / ".gitignore"
     new = not folder.exists()
     if (folder / ".git").exists():
@@ -161,29 +161,45 @@ def store_of(config: Config) -> Store:
     """The configured store; SQLite in the state folder by default."""
     section = config.store
 
-    def default() -> str:
-        return f"sqlite:///{home() / DATABASE}?synchronous={section.synchronous}"
+    def part(name: str) -> Store:
+        url = getattr(section, name)
+        if url:
+            return open_store(url, setting=f"[store] {name}")
+        return open_store(section.url, setting="[store] url") if section.url else _project_store(config)
 
     if not claims_are_shared(config):
         _warn_of_local_claims(home() / DATABASE)
     if section.claims or section.log:
-        claims = open_store(
-            section.claims or section.url or default(), setting="[store] claims" if section.claims else "[store] url"
-        )
-        log = open_store(
-            section.log or section.url or default(), setting="[store] log" if section.log else "[store] url"
-        )
-        return compose(claims, log)
+        return compose(part("claims"), part("log"))
     if section.url:
-        return open_store(section.url, setting="[store] url")
+        return part("url")
     if test_stores.active and not os.environ.get("ANTIPHON_HOME"):
         from antiphon.stores.memory import MemoryStore
 
         store = MemoryStore()
         test_stores.add(store)
         return store
-    ensure_home()
-    return open_store(default())
+    return _project_store(config)
+
+
+def _project_store(config: Config) -> Store:
+    """SQLite in the state folder, which is made when the store is first used."""
+    from antiphon.stores.sqlite import SQLiteStore
+
+    place = state_place()
+    prepare = functools.partial(ensure_home, place)
+    return SQLiteStore(place.folder / DATABASE, config.store.synchronous, prepare=prepare)
+
+
+def keeps_runs(config: Config) -> bool:
+    """Whether there is a place for runs without making one: a configured store, or a state folder to write to."""
+    section = config.store
+    if section.url or section.claims or section.log:
+        return True
+    try:
+        return os.access(home(), os.W_OK)
+    except ConfigError:  # no project
+        return False
 
 
 CLAIMS_NOT_SHARED = "the run log is on a server, but claims are in a file of this machine: a fleet makes calls twice"

@@ -360,6 +360,19 @@ def test_a_golden_run_that_ends_its_process_fails_alone(folder: Folder, tmp_path
     assert left == [["the replayed code ended the process (3)"]] * 2
 
 
+def test_artifacts_are_tested_without_a_state_folder(folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "golden").mkdir()
+    assert folder.antiphon("export", "latest", "-o", "golden/a.antiphon").code == 0
+    (tmp_path / "file").touch()
+    for home in (tmp_path / "none", tmp_path / "file" / "none"):
+        for words in (("test", "golden"), ("replay", "golden/a.antiphon", "--strict"), ("scan", ".")):
+            done = folder.antiphon(*words, ANTIPHON_HOME=str(home))
+            assert done.code == 0, (words, home, done)
+    assert not (tmp_path / "none").exists()
+    done = folder.antiphon("run", "agents/weather.py:main", "--input", '"hm"', ANTIPHON_HOME=str(home))
+    assert (done.code, "cannot be used" in done.err) == (2, True)
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_ctrl_c_gives_no_verdict(folder: Folder, tmp_path: Path, form: tuple[str, ...]) -> None:
     (tmp_path / "golden").mkdir()

@@ -54,6 +54,8 @@ _new = tuple.__new__  # half the price of a named tuple's own constructor
 class SQLiteStore:
     """Claims, log and breakers in the file *path*. Its folder is made if only the last part is missing.
 
+    *prepare* is called each time before the file is opened.
+
     >>> SQLiteStore("/tmp/antiphon.db").url
     'sqlite:////tmp/antiphon.db'
     """
@@ -67,6 +69,7 @@ class SQLiteStore:
         *,
         busy_timeout: float = 5.0,
         clock: Clock | None = None,
+        prepare: Callable[[], object] = lambda: None,
     ) -> None:
         if synchronous not in ("FULL", "NORMAL", "EXTRA"):
             raise InvalidInput("synchronous must be 'FULL', 'NORMAL' or 'EXTRA'.", path="synchronous")
@@ -76,6 +79,7 @@ class SQLiteStore:
         self._synchronous = synchronous
         self._busy_timeout = busy_timeout
         self._clock = clock or Clock()
+        self._prepare = prepare
 
     @property
     def url(self) -> str:
@@ -99,6 +103,7 @@ class SQLiteStore:
         return SQLiteJournal(file, self._clock, access_of(file), loop_waiter)
 
     def _file(self) -> DatabaseFile:
+        self._prepare()
         return shared_file(self._path, self._synchronous, self._busy_timeout)
 
 
