@@ -107,6 +107,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     marker = item.get_closest_marker("antiphon")
     if marker is None:
         return (yield)
+    _check(marker)
     item.stash[_ran] = False
     if isinstance(item, pytest.Function):
         if not hasattr(item.obj, _WRAPPED):
@@ -170,6 +171,14 @@ class _CurrentRun:
         from antiphon.ops.app import current_run
 
         return getattr(current_run(), name)
+
+
+def _check(marker: pytest.Mark) -> None:
+    """Refuse what the marker does not know: a misspelt word would have no effect."""
+    unknown = [name for name in marker.kwargs if name not in ("path", "sandbox", "fence")]
+    if unknown or len(marker.args) > 1:
+        wrong = ", ".join(unknown) or "more than one path"
+        pytest.fail(f"@pytest.mark.antiphon does not know {wrong}. It knows: path, sandbox.", pytrace=False)
 
 
 def _unsalted(app: Antiphon) -> Redactor:

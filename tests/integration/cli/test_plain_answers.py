@@ -93,13 +93,17 @@ def greeted(home: Path) -> Path:
     return home
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
-def test_a_terminal_that_knows_few_letters_gets_what_it_can_show(greeted: Path, encoding: str) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "latin-1"}, {"PYTHONIOENCODING": "cp1252"}, {"LC_ALL": "C"}],
+    ids=lambda place: "=".join(*place.items()),
+)
+def test_a_terminal_that_knows_few_letters_gets_what_it_can_show(greeted: Path, place: dict[str, str]) -> None:
     for words in (("show",), ("runs",), ("show", "--event", "1"), ("run", "greet.py:main", "--input", "'\"x\"'")):
-        done = cli(*words, PYTHONIOENCODING=encoding)
+        done = cli(*words, **place)
         assert done.returncode == 0, done.stderr
         assert b"Traceback" not in done.stderr
-    told = json.loads(cli("show", "--json", PYTHONIOENCODING=encoding).stdout)
+    told = json.loads(cli("show", "--json", **place).stdout)
     assert told["output"] == "grüße → x"
 
 

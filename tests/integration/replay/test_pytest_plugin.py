@@ -529,3 +529,13 @@ def test_a_dropped_call_of_a_late_thread_fails_the_test(project: Project) -> Non
     code, out = project.run(DROPPED="1")
     assert code == 1
     assert "send did not happen" in out
+
+
+@pytest.mark.parametrize(("given", "wrong"), [("pth='mine.antiphon'", "pth"), ("'a', 'b'", "more than one path")])
+def test_a_marker_with_a_word_that_it_does_not_know_fails_the_test(tmp_path: Path, given: str, wrong: str) -> None:
+    project = Project(tmp_path)
+    (tmp_path / "test_agent.py").write_text(
+        f"import pytest\n\n@pytest.mark.antiphon({given})\ndef test_nothing():\n    pass\n"
+    )
+    code, out = project.run("--antiphon-record")
+    assert (code, f"does not know {wrong}. It knows: path, sandbox." in out) == (1, True), out
