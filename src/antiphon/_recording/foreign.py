@@ -20,6 +20,8 @@ from antiphon.errors import CanonicalError
 _MOST_GAPS = 100
 PARTIAL = "partial"
 """In the payload of a model call whose request is not in the file: its messages are those since the call before."""
+WITHOUT_CODE = ("atif", "otel")
+"""Formats that tell what happened and not of which code."""
 Place = dict[str, Any]
 
 

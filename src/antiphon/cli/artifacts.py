@@ -186,7 +186,8 @@ def import_(arguments: argparse.Namespace) -> int:
     if len(arguments.files) == 1 and not done.runs and len(done.failed) == 1:
         raise done.failed[0][1]
     for name, error in done.failed:
-        print(ui.red(f"antiphon: {ui.safe(name)}: {ui.safe(error.message)}"), file=sys.stderr)
+        told = error.message if name in error.message else f"{name}: {error.message}"
+        print(ui.red(f"antiphon: {ui.safe(told)}"), file=sys.stderr)
     if arguments.json:
         ui.print_json(done.to_wire())
     else:
@@ -212,8 +213,7 @@ def _imported(done: Any, arguments: argparse.Namespace) -> Iterator[str]:
             (name, f"{count['present']} of {count['of']}", f"{count['present'] / count['of']:.0%}")
             for name, count in whole["fields"].items()
         ]
-        many = sum("completeness" in one for one in done.runs)
-        rows.append((f"overall, {plural(many, 'run')}", "", f"{whole['overall']:.0%}"))
+        rows.append((f"overall, {plural(whole['runs'], 'run')}", "", f"{whole['overall']:.0%}"))
         yield ui.table(("FIELD", "PRESENT", "SHARE"), rows, right=(1, 2))
     if done.skipped:
         yield ui.dim(f"{plural(len(done.skipped), 'file')} of other kinds skipped")

@@ -193,9 +193,9 @@ class ImportResult:
         """Files of a folder that are in no format we know."""
 
     def completeness(self) -> dict[str, Any] | None:
-        """Of all runs whose format tells less than ours."""
-        told = [one["completeness"] for one in self.runs if "completeness" in one]
-        return together(told) if told else None
+        """Of all runs whose format tells less than ours; several files may tell of one."""
+        told = {one["run"]: one["completeness"] for one in self.runs if "completeness" in one}
+        return {**together(list(told.values())), "runs": len(told)} if told else None
 
     def to_wire(self) -> dict[str, Any]:
         """For ``--json``."""

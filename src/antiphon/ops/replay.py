@@ -8,6 +8,7 @@ from typing import Any, Literal
 from warnings import warn
 
 from antiphon import scoring
+from antiphon._recording.foreign import WITHOUT_CODE
 from antiphon._recording.manifest import source_digest, source_files
 from antiphon._recording.model import OptionRefused, not_settable
 from antiphon._replay.recording import Recording
@@ -277,11 +278,17 @@ def _explore(
 def _function(recording: Recording, given: Callable[..., Any] | None, execute: bool) -> Callable[..., Any] | None:
     if given is not None or not execute:
         return given
-    entry = recording.manifest.entry
+    entry, imported = recording.manifest.entry, recording.manifest.tags.get("imported")
+    if not entry and imported in WITHOUT_CODE:
+        raise NotFound(
+            f"Run {recording.manifest.id} was imported ({imported}) and has no code to replay. Nothing ran.",
+            hint="Compare its steps: antiphon next-step. Only check the recording: --no-execute.",
+            code="entry_missing",
+        )
     if not entry:
         return None
     found = load_entry(entry)
-    if recording.manifest.tags.get("imported") and not is_agent_code(found):
+    if imported and not is_agent_code(found):
         raise NotFound(
             f"The imported recording names {entry} as its entry point: that is neither an @antiphon.agent nor code of "
             "this folder, so it is not run.",

@@ -413,7 +413,7 @@ def test_a_bad_file_is_refused_with_a_reason_and_the_others_are_read(
     Path("good.json").write_text(json.dumps(ATIF))
     assert main(["import", "bad.json", "good.json"]) == 6
     out, err = capsys.readouterr()
-    assert "bad.json" in err
+    assert err.count("bad.json") == 1
     assert "Traceback" not in err
     assert "good.json  trial-1" in out
     assert len(list_runs(application(), limit=10)) == 1
@@ -467,6 +467,29 @@ def test_a_run_of_another_format_is_shown_with_its_gaps(home: Path, capsys: pyte
     assert "imported from atif, 82% complete" in out
     assert "bash" in out
     assert "no outcome recorded" in out
+
+
+def test_two_files_of_one_trace_are_one_run(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one.json", "two.json"):
+        Path(name).write_text(json.dumps(otlp(*trace_spans())))
+    assert main(["import", "one.json"]) == 0
+    alone = capsys.readouterr().out
+    assert main(["import", "one.json", "two.json"]) == 0
+    assert capsys.readouterr().out.partition("\n\n")[2] == alone.partition("\n\n")[2]
+    assert "overall, 1 run " in alone
+
+
+@pytest.mark.parametrize("document", [ATIF, otlp(*trace_spans())], ids=["atif", "otel"])
+def test_a_run_without_code_is_not_replayed(
+    home: Path, capsys: pytest.CaptureFixture[str], document: dict[str, Any]
+) -> None:
+    Path("run.json").write_text(json.dumps(document))
+    for words in (["--strict"], []):
+        assert main(["replay", "run.json", *words]) == 5
+        out, err = capsys.readouterr()
+        assert (out, "has no code to replay" in err) == ("", True)
+    assert main(["replay", "run.json", "--no-execute"]) == 0
+    assert "No code ran" in capsys.readouterr().out
 
 
 # -- next steps --------------------------------------------------------------------------------------------------------
