@@ -20,8 +20,7 @@ from antiphon.cli import COMMANDS
 from antiphon.cli._base import find
 from antiphon.config import model
 from antiphon.config.load import settable
-from antiphon.config.model import Config, LoopSection, ProviderSection, RuleSection, Section
-from antiphon.decide.loop import LoopPolicy
+from antiphon.config.model import Config, ProviderSection, RuleSection, Section
 
 ROOT = Path(__file__).resolve().parent.parent / "docs" / "reference"
 NOTE = "Made from the code by `scripts/make_reference.py`; do not edit."
@@ -33,8 +32,8 @@ def commands() -> str:
     parts = [
         "# Commands\n",
         f"{NOTE}\n",
-        "Where a command lists `--json`, it prints one JSON document for machines. A run is named by its id, the",
-        "beginning of one if it is unique, or `--latest`; an artifact by its path.\n",
+        "Where a command lists `--json`, it prints one JSON document for machines (`matrix`: one per line). A run is",
+        "named by its id, the beginning of one if it is unique, or `--latest`; an artifact by its path.\n",
         "| exit code | meaning |",
         "|---|---|",
         "| 0 | equal, passed, done |",
@@ -96,7 +95,7 @@ def _table(title: str, section: type[Section], meanings: dict[str, dict[str, str
     lines.append("|---" * (4 if variable else 3) + "|")
     for field in msgspec.structs.fields(section):
         meaning = _markdown(meanings[section.__name__][field.name])
-        line = f"| `{field.name}` | {_default(section, field)} | {meaning} |"
+        line = f"| `{field.name}` | {_default(field)} | {meaning} |"
         plain = variable and settable(field.type)
         lines.append(line + (f" `ANTIPHON_{variable}_{field.name}` |".upper() if plain else " |" if variable else ""))
     return [*lines, ""]
@@ -135,12 +134,10 @@ def _is_table(kind: typing.Any) -> bool:
     return typing.get_origin(kind) is dict
 
 
-def _default(section: type[Section], field: msgspec.structs.FieldInfo) -> str:
+def _default(field: msgspec.structs.FieldInfo) -> str:
     if field.required:
         return "required"
     value = field.default
-    if value is None and section is LoopSection:  # the policy's own default holds
-        value = getattr(LoopPolicy(), field.name)
     if value is None:
         return "not set"
     if isinstance(value, bool):

@@ -100,7 +100,8 @@ def approval_required(tool: str, approval: str) -> Outcome:
         return failed("error", "approval_required", message)
     message = (
         f"{tool} needs approval by a person. The call was not made. Approval {approval} is waiting: "
-        f"antiphon approvals approve {approval}. Once it is decided, make the same call again; resume a run for that."
+        f"antiphon approvals approve {approval}. Once it is decided, make the same call again "
+        "(in a run: antiphon run … --resume RUN)."
     )
     return failed("error", "approval_required", message)
 

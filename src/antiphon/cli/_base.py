@@ -111,7 +111,7 @@ class Parser(argparse.ArgumentParser):
         chosen = re.match(r"argument .*invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if chosen:
             words, known = [chosen[1]], re.findall(r"[\w.-]+", chosen[2])
-        near = [found for word in words for found in difflib.get_close_matches(word, known, n=1)]
+        near = [found for word in words for found in difflib.get_close_matches(word, known, n=1, cutoff=0.7)]
         hint = f"Did you mean {' '.join(near)}? " if near else ""
         hint += f"See: {self.prog} --help"
         if self.as_json:
@@ -250,6 +250,10 @@ def _named_store(arguments: argparse.Namespace, *, makes: bool) -> Iterator[None
         if not makes and not path.is_file():
             raise errors.NotFound(f"There is no store at {path}.", hint="Name a SQLite file, a state folder or a URL.")
         named = f"sqlite:///{path}"
+    else:
+        from antiphon.config.wiring import open_store
+
+        open_store(named, setting="--store")  # refused here, as the option that it is
     before = {name: os.environ.pop(name, None) for name in _STORE_VARIABLES}
     os.environ.update(dict.fromkeys(("ANTIPHON_STORE", "ANTIPHON_STORE_CLAIMS", "ANTIPHON_STORE_LOG"), named))
     try:

@@ -134,7 +134,7 @@ def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str
             config = msgspec.convert(table, Config, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(
-                f"{variable}={value!r} is not valid for {key}: {_AT.sub('', str(error))}.", path=variable
+                f"{variable}={value!r} is not valid for {key}: {_plainly(str(error))}.", path=variable
             ) from None
         except UnicodeError:
             raise ConfigError(f"{variable} is not valid UTF-8.", path=variable) from None
@@ -255,10 +255,24 @@ def _explain(message: str, name: str, text: str, table: Mapping[str, Any]) -> Co
     setting = ".".join(part for part in (path, unknown["name"] if unknown else "") if part)
     line = _line_of(text, re.sub(r"(\[\d+\])", r".\1", setting))
     where = f"{name}, line {line}" if line else name
-    problem = f"there is no setting {setting}" if unknown else f"{_AT.sub('', message)} ({setting})"
+    problem = f"there is no setting {setting}" if unknown else f"{_plainly(message)} ({setting})"
     near = difflib.get_close_matches(setting, _settings(), 1) if unknown else []
     hint = f"Did you mean {near[0]}?" if near else "See: antiphon config show" if unknown else ""
     return ConfigError(f"{where}: {problem}.", hint=hint, path=f"{name}:{line}" if line else name, setting=setting)
+
+
+_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "null": "nothing"}
+_TYPES |= {"array": "a list", "object": "a table"}
+
+
+def _plainly(message: str) -> str:
+    """What the check says, with the types of TOML in words."""
+
+    def words(found: re.Match[str]) -> str:
+        wanted = [_TYPES.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
+        return f"must be {' or '.join(wanted)}, is {_TYPES.get(found[2], found[2])}"
+
+    return re.sub(r"^Expected `([\w |]+)`, got `(\w+)`", words, _AT.sub("", message))
 
 
 def _named(path: str, table: Mapping[str, Any]) -> str:

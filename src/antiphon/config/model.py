@@ -117,7 +117,7 @@ class TtlSection(Section, frozen=True):
     """How long claim records are kept."""
 
     done_ms: Lasting = 86_400_000
-    """Records of successful calls and of unknown outcomes."""
+    """Records of successful calls; unknown outcomes stay until they are settled, or for ``unknown_ttl``."""
     failed_ms: Lasting = 300_000
     """Records of failed calls."""
     lease_ms: Lasting = 120_000
@@ -323,17 +323,17 @@ class LoopSection(Section, frozen=True):
 
     enabled: bool = True
     """Off: no loop detection; the limits ``max_calls``, ``max_seconds`` and ``max_cost`` still apply."""
-    note_after: Positive | None = None
+    note_after: Positive = 10
     """Equal calls with equal results before the model gets a note."""
-    block_after: Positive | None = None
+    block_after: Positive = 20
     """Equal calls with equal results before the call is refused."""
-    note_rounds: Positive | None = None
+    note_rounds: Positive = 6
     """Rounds of a cycle before the model gets a note."""
-    block_rounds: Positive | None = None
+    block_rounds: Positive = 12
     """Rounds of a cycle before the call is refused."""
-    ceiling: Positive | None = None
+    ceiling: Positive = 200
     """Equal calls, whatever they return, before the call is refused."""
-    end_after_blocks: Positive | None = None
+    end_after_blocks: Positive = 3
     """Refused calls without progress before the run ends."""
     max_calls: Positive | None = None
     """Calls per run; the run ends when it is exceeded. Applies with ``enabled = false``, too."""
@@ -374,7 +374,7 @@ class Config(Section, frozen=True):
     gateway: GatewaySection = GatewaySection()
     retry: RetrySection = RetrySection()
     breaker: BreakerSection | None = None
-    ttl: TtlSection | None = None
+    ttl: TtlSection = TtlSection()
     loop: LoopSection = LoopSection()
     tools: dict[str, ToolSection] = {}
     approvals: ApprovalsSection = ApprovalsSection()

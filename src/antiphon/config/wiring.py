@@ -54,7 +54,7 @@ def settings_of(config: Config) -> Settings:
     return Settings(
         **_fields(config.gateway),
         **_policies(config),
-        loop=LoopPolicy(**{name: value for name, value in _fields(config.loop).items() if value is not None}),
+        loop=LoopPolicy(**_fields(config.loop)),
         wait_replicas=config.store.wait_replicas,
         tools={name: ToolOverride(**{**_fields(tool), **_policies(tool)}) for name, tool in config.tools.items()},
         approvals={name: ApprovalPolicy(**_fields(one)) for name, one in config.approvals.policies.items()},

@@ -322,8 +322,8 @@ class Admin:
         raise NotFound(
             f"There is no breaker {key.removeprefix('tool/')!r}: the store has neither state nor claims of it, and the "
             "configuration does not name it. Nothing was changed.",
-            hint=f"Known: {shown}. A tool that was never called is held open by its settings: "
-            f'[tools."namespace/name"] forced_open = true.',
+            hint=f"Known: {shown}. To hold open a tool that was never called, "
+            'set [tools."namespace/name"] forced_open = true.',
         )
 
     # -- claims ------------------------------------------------------------------------------------------------------

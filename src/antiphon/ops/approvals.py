@@ -134,8 +134,8 @@ class Approvals(Admin):
         base = url or self._url
         if not base:
             raise InvalidInput(
-                "Nobody said where the page of signed links is.",
-                hint='Set [approvals] url = "https://…/approve", the address of antiphon serve, or give url.',
+                "The address of the approval page is not set.",
+                hint="Give --url (in Python: url=), or set [approvals] url.",
                 path="$.url",
             )
         if not _IS_PAGE(base):
@@ -292,7 +292,7 @@ class Approvals(Admin):
 
     def _missing(self, approval: str) -> NotFound:
         return NotFound(
-            f"There is no approval {approval!r}: it was spent, its call was made anew, or it is long over.",
+            f"No such approval {approval!r}: the id may be mistyped, or it was used, replaced or has expired.",
             hint="List them: antiphon approvals list",
         )
 

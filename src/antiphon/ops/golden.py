@@ -74,10 +74,8 @@ def collect(places: Iterable[Path]) -> list[Path]:
         files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.suffix in SUFFIXES)
         found.update(dict.fromkeys(files))
     if not found:
-        where = ", ".join(map(str, places))
-        raise NotFound(
-            f"There are no golden runs in {where}.", hint="Create one: antiphon export RUN -o golden/NAME.antiphon"
-        )
+        where = ", ".join(repr(str(place)) for place in places)
+        raise NotFound(f"No golden runs in {where}.", hint="Create one: antiphon export RUN -o golden/NAME.antiphon")
     return list(found)
 
 

@@ -82,6 +82,7 @@ def test_results_of_golden_runs_as_a_page(antiphon: Command) -> None:
         (("replay", "--explor"), None),  # an unambiguous beginning is the option
         (("test", "--markdwon", "x", "golden"), "--markdown"),
         (("claims", "lst"), "list"),
+        (("exec", "--json"), None),  # no option is near
     ],
 )
 def test_a_wrong_name_gets_a_suggestion(antiphon: Command, words: tuple[str, ...], meant: str | None) -> None:

@@ -173,6 +173,7 @@ def test_a_wrong_setting_is_told_as_one_also_while_an_agent_is_imported(antiphon
         (["agent.py:not_callable"], 2, "not callable"),
         (["agent.py:main", "--input", "hello"], 2, "--input is not JSON"),
         (["agent.py:main", "--resume", "none"], 4, "none"),
+        (["agent.py:main", "--store", "mysql://x"], 2, "--store: the store URL 'mysql://x' has an unknown scheme"),
     ],
 )
 def test_run_says_what_is_wrong(antiphon: Command, words: list[str], code: int, says: str) -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from antiphon.config.load import changed, load
+from antiphon.config.wiring import settings_of
+from antiphon.contract.spec import RetryPolicy, Ttls
+from antiphon.decide.loop import LoopPolicy
 from antiphon.errors import ConfigError
 
 
@@ -52,7 +55,11 @@ def test_variables_of_every_kind(variable: str, value: str, setting: str, wanted
             '[[redact.rules]]\nname = "a"\nfield = "b"\n[[redact.rules]]\nname = "c"\npattern = "("\n',
             r"line 4: The redaction rule 'c' has a bad pattern: .*\(redact\.rules\[1\]\)\.$",
         ),
-        ('[redact]\npersonal_data = true\nfields = ["a", 1]\n', r"line 3: .*\(redact\.fields\[1\]\)"),
+        (
+            '[redact]\npersonal_data = true\nfields = ["a", 1]\n',
+            r"line 3: must be text, is a whole number \(redact\.fields\[1\]\)",
+        ),
+        ("[tools.a]\ntimeout = 'x'\n", r"line 2: must be a number, is text \(tools\.a\.timeout\)"),
         ("x =", "not valid TOML"),
     ],
 )
@@ -61,6 +68,11 @@ def test_a_wrong_file_is_explained(text: str, message: str, tmp_path: Path) -> N
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load(path, {})
+
+
+def test_what_is_shown_as_a_default_is_what_applies() -> None:
+    settings = settings_of(load({}, {}).config)
+    assert (settings.loop, settings.ttl, settings.retry) == (LoopPolicy(), Ttls(), RetryPolicy())
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
