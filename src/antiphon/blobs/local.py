@@ -23,6 +23,7 @@ _LONGEST_NAME = 120
 _STORES = "stores"
 _RENEWED = "-renewed"
 _DAY_S = 86_400
+_ASIDE = "aside"
 
 
 class Objects(Protocol):
@@ -44,6 +45,12 @@ class Objects(Protocol):
     def put_once(self, name: str, data: bytes) -> None:
         """Keep *data* unless the object is there already (its name says what it holds)."""
 
+    def move(self, name: str, to: str) -> None:
+        """Give the object another name; one that has it is replaced. At every moment it has one of the two.
+
+        Raises :class:`~antiphon.errors.NotFound`.
+        """
+
     def delete(self, name: str) -> None:
         """Forget the object, if it is there."""
 
@@ -60,6 +67,10 @@ class ContentBlobs:
     Several stores may keep their blobs in one place, and equal blobs are kept once. So each *store* that writes leaves
     a note there: only where there is one store can be told what nobody refers to any more. The note stays as it is: it
     tells since when. A second one is written anew every day, for a place that deletes what is old.
+
+    A writer whose blob is there already relies on it without a trace, so no look at the store can tell that a blob may
+    be deleted. One that nobody seems to refer to is first *set aside*: it can still be read, but no writer finds it any
+    more. Who has relied on it before can be found then, and the blob is put back or deleted. No clock is needed.
     """
 
     def __init__(self, objects: Objects, store: str = "") -> None:
@@ -82,10 +93,13 @@ class ContentBlobs:
 
     def get(self, tenant: str, ref: str) -> bytes:
         digest = _digest(ref)
-        try:
-            data = self.objects.get(_name(tenant, digest))
-        except NotFound:
-            raise NotFound(f"No blob {ref} of tenant {tenant!r} in {self.url}.") from None
+        name = _name(tenant, digest)
+        for place in (name, f"{_ASIDE}/{name}", name):  # it may be put back meanwhile
+            with contextlib.suppress(NotFound):
+                data = self.objects.get(place)
+                break
+        else:
+            raise NotFound(f"No blob {ref} of tenant {tenant!r} in {self.url}.")
         if sha256(data).hexdigest() != digest:
             raise ArtifactError(
                 f"The blob {ref} in {self.url} is damaged: its content has another digest.",
@@ -97,7 +111,36 @@ class ContentBlobs:
         self.objects.delete(_name(tenant, _digest(ref)))
 
     def refs(self, tenant: str) -> Iterator[str]:
-        for name in self.objects.names(f"{tenant_folder(tenant)}/"):
+        """The blobs that writers find; not those that are set aside."""
+        return self._refs(f"{tenant_folder(tenant)}/")
+
+    def aside(self, tenant: str) -> Iterator[str]:
+        """The blobs that are set aside."""
+        return self._refs(f"{_ASIDE}/{tenant_folder(tenant)}/")
+
+    def set_aside(self, tenant: str, ref: str) -> None:
+        """Hide a blob from writers: the next one writes it anew. :meth:`get` still finds it."""
+        name = _name(tenant, _digest(ref))
+        with contextlib.suppress(NotFound):  # another process has been faster
+            self.objects.move(name, f"{_ASIDE}/{name}")
+
+    def put_back(self, tenant: str, ref: str) -> None:
+        """Let writers find a blob again that was set aside."""
+        name = _name(tenant, _digest(ref))
+        try:
+            self.objects.written_ms(name)  # written anew meanwhile
+        except NotFound:
+            with contextlib.suppress(NotFound):  # another process has been faster
+                self.objects.move(f"{_ASIDE}/{name}", name)
+        else:
+            self.objects.delete(f"{_ASIDE}/{name}")
+
+    def delete_aside(self, tenant: str, ref: str) -> None:
+        """Delete a blob that was set aside; if it was written anew meanwhile, that one stays."""
+        self.objects.delete(f"{_ASIDE}/{_name(tenant, _digest(ref))}")
+
+    def _refs(self, folder: str) -> Iterator[str]:
+        for name in self.objects.names(folder):
             ref = f"sha256:{name.rpartition('/')[2]}"
             if _REF.fullmatch(ref):
                 yield ref
@@ -195,6 +238,18 @@ class LocalObjects:
             pass
         self.put(name, data)  # new, or damaged since it was written
 
+    def move(self, name: str, to: str) -> None:
+        source, target = self.path(name), self.path(to)
+        try:
+            new_folders = _missing(target.parent)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            source.replace(target)
+            _flush_all(target, new_folders)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"No object {name!r} in {self.folder}.") from None
+        except OSError as error:
+            raise self._trouble(error) from error
+
     def delete(self, name: str) -> None:
         try:
             self.path(name).unlink(missing_ok=True)
@@ -228,8 +283,7 @@ class LocalObjects:
             except BaseException:
                 unfinished.unlink(missing_ok=True)
                 raise
-            for folder in (target.parent, *(folder.parent for folder in new_folders)):
-                _flush_folder(folder)
+            _flush_all(target, new_folders)
         except OSError as error:
             raise self._trouble(error) from error
 
@@ -271,10 +325,11 @@ def _missing(folder: Path) -> list[Path]:
     return missing
 
 
-def _flush_folder(folder: Path) -> None:
-    """Make a new name in the folder survive a power failure."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _flush_all(target: Path, new_folders: list[Path]) -> None:
+    """Make a new name, and those of the new folders above it, survive a power failure."""
+    for folder in (target.parent, *(folder.parent for folder in new_folders)):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

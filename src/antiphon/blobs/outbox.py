@@ -95,6 +95,15 @@ class Outbox:
         except NotFound:
             return self.remote.written_ms(name)
 
+    def move(self, name: str, to: str) -> None:
+        try:
+            self.local.move(name, to)
+        except NotFound:
+            self.remote.move(name, to)
+        else:
+            with contextlib.suppress(NotFound):  # it has not arrived there
+                self.remote.move(name, to)
+
     def delete(self, name: str) -> None:
         self.local.delete(name)
         self.remote.delete(name)

@@ -277,6 +277,10 @@ class S3Objects:
     def written_ms(self, name: str) -> int:
         return int(self._do(lambda obstore, store: obstore.head(store, name)["last_modified"]).timestamp() * 1000)
 
+    def move(self, name: str, to: str) -> None:
+        self._do(lambda obstore, store: obstore.copy(store, name, to))
+        self.delete(name)
+
     def delete(self, name: str) -> None:
         try:
             self._do(lambda obstore, store: obstore.delete(store, name))

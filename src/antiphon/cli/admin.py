@@ -406,7 +406,8 @@ def models(arguments: argparse.Namespace) -> int:
 def gc(arguments: argparse.Namespace) -> int:
     """Delete old runs by age, count or size, and expired claims. Runs inside the retention window are kept.
 
-    Large payloads that nothing refers to any more are deleted if no other store keeps payloads in the same place.
+    Large payloads that nothing refers to any more are deleted if no other store keeps payloads in the same place, and
+    none while a run is open or a call in flight.
 
     example:
       antiphon gc --older-than 30 --dry-run

@@ -181,9 +181,8 @@ class _Outside:
             return self._journal.events(run, start=start, stop=stop, limit=limit)
 
 
-def events_of(app: Antiphon, run: str) -> Iterator[Event]:
+def events_of(app: Antiphon, run: str, *, start: int = 0) -> Iterator[Event]:
     """The events of a run in order, read in batches."""
-    start = 0
     while batch := app.journal.events(run, start=start, limit=_BATCH):
         yield from batch
         start = batch[-1].seq + 1
@@ -614,29 +613,45 @@ def collect(
 def _unused_blobs(app: Antiphon, blobs: ContentBlobs, progress: Progress) -> int:
     """Delete payloads of this store that neither a run nor a claim refers to any more.
 
-    A payload is kept before the event that names it is written: while anything runs, nothing is deleted.
+    A payload is kept before the event that names it is written: while anything runs, nothing is deleted. One that is
+    there already is not written again, so a run may come to need what was unused a moment ago. What seems unused is
+    therefore set aside, where no run finds it any more. Whatever has relied on it until then still runs, or has left
+    its references: after a second look the payload is put back or deleted.
     """
+    for left in list(blobs.aside(app.tenant)):  # by a process that was killed between the two looks
+        blobs.put_back(app.tenant, left)
     found = list(blobs.refs(app.tenant))
     if not found or _busy(app):
         return 0
+    read: dict[str, int] = {}
+    used = _used(app, read, progress)
+    dead = blobs.since_note(app.tenant, (ref for ref in found if ref not in used))
+    if not dead or _busy(app) or blobs.other_stores():
+        return 0
+    each(lambda ref: blobs.set_aside(app.tenant, ref), dead, progress, "setting aside, payloads")
+    wanted = set(dead) if _busy(app) or blobs.other_stores() else _used(app, read, progress).intersection(dead)
+    for ref in wanted:
+        blobs.put_back(app.tenant, ref)
+    unused = [ref for ref in dead if ref not in wanted]
+    each(lambda ref: blobs.delete_aside(app.tenant, ref), unused, progress, "deleting, payloads")
+    return len(unused)
+
+
+def _used(app: Antiphon, read: dict[str, int], progress: Progress) -> set[str]:
+    """The payloads that claims and events refer to; *read* says where each run was read up to, and is told."""
     used: set[str] = set()
-    runs = list(all_runs(app))
-    for refs in progress((_refs(app, manifest.id) for manifest in runs), len(runs), "looking for payloads, runs"):
-        used |= refs
+
+    def look(run: str) -> None:
+        for event in events_of(app, run, start=read.get(run, 0)):
+            used.update(spilled(event).values())
+            read[run] = event.seq + 1
+
+    each(look, [manifest.id for manifest in all_runs(app)], progress, "looking for payloads, runs")
     claims = app.journal.list(tenant=app.tenant, limit=1_000_000)
     for record in (*claims, *app.journal.earlier(tenant=app.tenant)):
         if isinstance(record.payload_ref, str):
             used.add(record.payload_ref.removeprefix("sealed+"))
-    dead = blobs.since_note(app.tenant, (ref for ref in found if ref not in used))
-    if not dead or _busy(app) or blobs.other_stores():
-        return 0
-    each(lambda ref: blobs.delete(app.tenant, ref), dead, progress, "deleting, payloads")
-    return len(dead)
-
-
-def _refs(app: Antiphon, run: str) -> set[str]:
-    """The payloads that the events of a run refer to."""
-    return {ref for event in events_of(app, run) for ref in spilled(event).values()}
+    return used
 
 
 def _busy(app: Antiphon) -> bool:

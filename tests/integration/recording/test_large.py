@@ -6,9 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import orjson
 import pytest
@@ -18,6 +18,8 @@ from antiphon._scope import Site
 from antiphon.cli import main
 from antiphon.ops.runs import collect, find_run, one_event
 from tests.integration.recording.kit import QUIET, application, stored
+
+T = TypeVar("T")
 
 TEXT = "lorem ipsum dolor sit amet " * 370
 """Ten kilobytes."""
@@ -167,6 +169,80 @@ def test_blobs_that_nobody_refers_to_any_more_are_collected(home: Path) -> None:
     assert [run["name"] for run in result["runs"]] == ["old"]
     assert (result["blobs"], len(blobs(home))) == (1, 2)
     assert one_event(app, old.id, 3).payload["arguments"]["text"].startswith("of both")
+
+
+@pytest.mark.parametrize("when", ["looking for payloads, runs", "setting aside, payloads"])
+def test_gc_keeps_a_payload_that_a_run_relies_on_meanwhile(home: Path, when: str) -> None:
+    """The run finds the payload of a deleted one, begins after gc has listed the runs, and ends before it deletes."""
+    app, text = application(), "the same handbook " * 10_000
+    later: list[str] = []
+
+    def record() -> str:
+        with app.run("agent") as run:
+            run.prompt("handbook", text)
+        return run.id
+
+    def between(items: Iterable[T], total: int | None, label: str, /) -> Iterator[T]:
+        if label == when and not later:
+            later.append(record())
+        yield from items
+
+    record()
+    (payload,) = blobs(home)
+    result = collect(app, keep=0, force=True, progress=between)
+    assert (len(later), len(result["runs"]), result["blobs"]) == (1, 1, 0)
+    assert one_event(app, later[0], 1).payload["text"] == text
+    assert blobs(home) == [payload]
+    assert collect(app, keep=0, force=True)["blobs"] == 1
+    assert blobs(home) == []
+
+
+def test_gc_puts_payloads_back_while_a_run_is_open(home: Path) -> None:
+    app, text = application(), "the same handbook " * 10_000
+    with app.run("old") as old:
+        old.prompt("handbook", text)
+    run = app.run("new")
+
+    def between(items: Iterable[T], total: int | None, label: str, /) -> Iterator[T]:
+        if label == "setting aside, payloads":
+            run.__enter__()
+            run.prompt("handbook", text)
+        yield from items
+
+    there = blobs(home)
+    assert collect(app, keep=0, force=True, progress=between)["blobs"] == 0
+    assert blobs(home) == there
+    run.__exit__(None, None, None)
+    assert one_event(app, run.id, 1).payload["text"] == text
+
+
+@pytest.mark.parametrize("needed", [True, False], ids=["needed", "not needed"])
+def test_gc_that_was_killed_loses_nothing(home: Path, needed: bool) -> None:
+    """What it had set aside can be read, and the next one puts it back or deletes it."""
+    app, text = application(), "the same handbook " * 10_000
+    runs: list[str] = []
+
+    def record() -> None:
+        with app.run("agent") as run:
+            run.prompt("handbook", text)
+        runs.append(run.id)
+
+    def killed(items: Iterable[T], total: int | None, label: str, /) -> Iterator[T]:
+        if label == "setting aside, payloads" and needed:
+            record()
+        yield from items
+        if label == "setting aside, payloads":
+            raise KeyboardInterrupt
+
+    record()
+    with pytest.raises(KeyboardInterrupt):
+        collect(app, keep=0, force=True, progress=killed)
+    if needed:
+        assert one_event(app, runs[1], 1).payload["text"] == text
+    assert collect(app)["blobs"] == (not needed)
+    assert len(blobs(home)) == needed
+    if needed:
+        assert one_event(app, runs[1], 1).payload["text"] == text
 
 
 def test_gc_keeps_results_of_calls_that_equal_ones_have_followed(home: Path) -> None:
