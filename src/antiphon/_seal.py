@@ -36,6 +36,10 @@ _LOOK_EVERY_S = 0.002
 """How often a process that seals looks at its key file: a look costs as much as sealing."""
 
 
+def _nothing() -> None:
+    """Nobody has to be told."""
+
+
 class Sealer:
     """Seals under one key, and unseals under that one and any *older* one.
 
@@ -67,6 +71,11 @@ class Sealer:
         return self._current.replay_key
 
     @property
+    def key_ids(self) -> list[str]:
+        """Names all keys that unseal."""
+        return list(self._keys)
+
+    @property
     def key_id(self) -> str:
         """Names the key that seals without giving it away."""
         return self._current.key_id
@@ -78,10 +87,13 @@ class Sealer:
         return cls(keys[0], keys[1:])
 
     @classmethod
-    def from_key_file(cls, path: str | os.PathLike[str]) -> Sealer:
-        """From a key file, made on first need with mode 0600; of many processes that try at once, one makes it."""
+    def from_key_file(cls, path: str | os.PathLike[str], made: Callable[[], object] = _nothing) -> Sealer:
+        """From a key file, made on first need with mode 0600; of many processes that try at once, one makes it.
+
+        That one is told: *made*.
+        """
         file = Path(path)
-        keys = _made_keys(file)
+        keys = _made_keys(file, made)
         sealer = cls(keys[0], keys[1:])
         sealer._file, sealer._seen = file, _stamp(file)
         return sealer
@@ -119,9 +131,10 @@ class Sealer:
             self._look_again()
         key = self._keys.get(key_id)
         if key is None:
+            where = "the configured seal key" if self._file is None else f"the key file {self._file}"
             raise StoreError(
-                f"The value was sealed with another key ({key_id[:8]!r}, ours is {self.key_id!r}).",
-                hint="Restore the key file of the store, or clear the record.",
+                f"The value was sealed with another key: {key_id[:8]!r} is not in {where} ({', '.join(self.key_ids)}).",
+                hint="Put that key back, from its backup, and the value can be read again; or clear the record.",
                 code="seal_key",
             )
         data = key.open(version, _strict_base64(body), context)
@@ -180,6 +193,11 @@ class _Key:
             return None
 
 
+def key_id_in(sealed: str) -> str:
+    """The id of the key that sealed a value."""
+    return sealed.split(".", 2)[1][:8] if sealed.startswith(("s1.", "s2.")) else ""
+
+
 def key_id_of(key: bytes) -> str:
     """Names a key without giving it away; the same in both forms."""
     return hmac.digest(key, b"antiphon seal 1 id", "sha256")[:4].hex()
@@ -234,10 +252,10 @@ def _usable(file: Path, act: Callable[[], T]) -> T:
         ) from error
 
 
-def _made_keys(file: Path) -> list[bytes]:
-    """The keys of a key file, which is made if there is none."""
-    if not file.exists():
-        _usable(file, lambda: write_keys(file, [os.urandom(KEY_BYTES)], new=True))
+def _made_keys(file: Path, made: Callable[[], object]) -> list[bytes]:
+    """The keys of a key file, which is made if there is none; *made* is told then."""
+    if not file.exists() and _usable(file, lambda: write_keys(file, [os.urandom(KEY_BYTES)], new=True)):
+        made()
     return read_keys(file)
 
 
@@ -260,10 +278,11 @@ class FingerprintKeys:
     read again; one that cannot be read any more leaves the known keys.
     """
 
-    __slots__ = ("_file", "_keys", "_seen")
+    __slots__ = ("_file", "_keys", "_made", "_seen")
 
-    def __init__(self, given: bytes | str | None, file: Path | None) -> None:
+    def __init__(self, given: bytes | str | None, file: Path | None, made: Callable[[], object] = _nothing) -> None:
         self._file = file if given is None else None
+        self._made = made
         self._keys = _derived(_keys_in(given) if isinstance(given, str) else [given or b""])
         self._seen: object = FingerprintKeys  # no stamp: it was not read yet
 
@@ -271,7 +290,7 @@ class FingerprintKeys:
         """The keys as they are now."""
         if self._file is not None and (stamp := _stamp(self._file)) != self._seen:
             with contextlib.suppress(StoreError):
-                self._keys = _derived(read_keys(self._file) if self._keys else _made_keys(self._file))
+                self._keys = _derived(read_keys(self._file) if self._keys else _made_keys(self._file, self._made))
             self._seen = stamp
         return self._keys
 

@@ -20,7 +20,7 @@ from antiphon._gateway.context import CallContext
 from antiphon._gateway.outcome import Outcome, restored_failure
 from antiphon._gateway.owner import certainly_dead, is_of_process
 from antiphon._gateway.plan import Place, Verdict
-from antiphon._gateway.result_store import NO_PAYLOAD, NOT_NOW
+from antiphon._gateway.result_store import NO_PAYLOAD, NOT_NOW, NOT_READABLE
 from antiphon._gateway.settlement import answered, not_dispatched, settled, unknown
 from antiphon._gateway.steps import (
     BEGIN,
@@ -48,7 +48,7 @@ from antiphon.contract.approval import DENIED, GRANTED, Approval
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened
 from antiphon.decide import claim as rules
-from antiphon.errors import StoreError, StoreUnavailable
+from antiphon.errors import AntiphonError, StoreError, StoreUnavailable
 from antiphon.ports import Begun, Claimed, Existing, Pinned, Settlement
 
 log = logging.getLogger("antiphon.gateway")
@@ -498,8 +498,8 @@ def not_readable(call: GuardedCall, error: Exception) -> Step:
     log.error("the kept result of %s cannot be read\n%s", call.plan.name, traceback_of(error))
     call.value = call.payload = None
     _hit(call, _found(call))
-    lost = f"not readable ({type(error).__name__}). {NO_PAYLOAD}"
-    call.result().note(payload=f"{NOT_NOW} {error.message}" if isinstance(error, StoreUnavailable) else lost)
+    why = f"{error.message} {error.hint}".strip() if isinstance(error, AntiphonError) else type(error).__name__
+    call.result().note(payload=f"{NOT_NOW if isinstance(error, StoreUnavailable) else NOT_READABLE} {why}")
     return answered(call, call.result())
 
 

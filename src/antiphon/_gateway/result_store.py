@@ -25,6 +25,7 @@ log = logging.getLogger("antiphon.gateway")
 
 NO_PAYLOAD = "The call succeeded; its result could not be stored and is not available."
 NOT_NOW = "The call succeeded; its result is kept, but cannot be read now."
+NOT_READABLE = "The call succeeded; its result cannot be read."
 _SEALED = "sealed+"
 
 _UNSHOWN = "(cannot be shown)"
@@ -217,7 +218,12 @@ class ResultStore:
     def _unseal(self, record: DedupeRecord, sealed: str) -> bytes:
         sealer = self._sealer()
         if sealer is None:
-            raise StoreError("The result is sealed, and the seal key is missing.")
+            from antiphon._seal import key_id_in
+
+            raise StoreError(
+                f"The result is sealed with key {key_id_in(sealed)!r}, and no seal key is configured here.",
+                hint="Name its file: [store] seal_key_file.",
+            )
         data: bytes = sealer.unseal(sealed, context=record.key.encode())
         return data
 

@@ -11,7 +11,7 @@ from antiphon import errors
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome, failed
 from antiphon._gateway.report import Reporter
-from antiphon._gateway.result_store import NOT_NOW
+from antiphon._gateway.result_store import NO_PAYLOAD, NOT_NOW
 from antiphon._gateway.threads import TimedOut
 from antiphon.contract.result import CacheInfo, CallError, Output, ToolDenied, ToolResultEnvelope
 
@@ -65,6 +65,8 @@ def _check_kept(call: GuardedCall, outcome: Outcome) -> None:
         hint = "Return a value that can be stored: JSON, bytes, times, numbers, a class declared as the return type."
         if note.startswith(NOT_NOW):
             hint = "Make the same call again when the place can be reached: it gets the result."
+        elif note != NO_PAYLOAD:  # it says what to do
+            hint = ""
         raise errors.ResultNotKept(
             f"{call.plan.name} was called before with the same intent, and is not called again. {note}",
             hint=hint,

@@ -290,7 +290,7 @@ def breakers(arguments: argparse.Namespace) -> int:
     argument("--entry", metavar="TARGET", help="also check the tools that this entry point registers"), CONFIG, JSON
 )
 def doctor(arguments: argparse.Namespace) -> int:
-    """Check stores, unknown outcomes, pending uploads, tools, retry owners and limits.
+    """Check stores, seal keys, unknown outcomes, pending uploads, tools, retry owners and limits.
 
     example:
       antiphon doctor --entry agent.py:main
@@ -465,7 +465,9 @@ def backup(arguments: argparse.Namespace) -> int:
             ui.yellow(f"not included: the seal key {result['sealKeyFile']}; back it up elsewhere (--seal-key)")
         )
     elif arguments.seal_key is not None:
-        lines.append(f"there is no seal key yet, because nothing has been sealed: {arguments.seal_key} was not written")
+        lines.append(f"there is no seal key to copy: {arguments.seal_key} was not written")
+    for warning in result["warnings"]:
+        lines += [ui.yellow(f"seal key: {warning['message']}"), ui.dim(f"    {warning['hint']}")]
     ui.output(arguments, result, lines)
     return 0
 

@@ -25,6 +25,7 @@ from antiphon.config.wiring import home, seal_key_file
 from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, each, silent
 from antiphon.ops.app import Antiphon
+from antiphon.ops.seal_keys import seal_keys
 from antiphon.ops.storage import OUTBOX
 
 FORM = 1
@@ -68,7 +69,7 @@ def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progres
             raise NotFound(f"There is no database {source}.", hint="Name the configuration: --config FILE")
     if target.exists() and any(target.iterdir()):
         raise InvalidInput(f"The folder {target} is not empty. Nothing was written.", hint="Name a new folder.")
-    key_file = seal_key_file(app.config, app.store)
+    keys = seal_keys(app)
     if seal_key is not None:
         _refuse_inside(seal_key, target)
         if seal_key.exists():
@@ -81,29 +82,29 @@ def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progres
     files.update(progress(copies, len(names), f"copying {size:.1f} MB, databases"))
     for folder in FOLDERS:
         files.update(_copy_tree(home() / folder, target / folder, folder, progress))
-    ids = key_ids(key_file) if key_file is not None and key_file.exists() else []
     manifest: Manifest = {
         "antiphonBackup": FORM,
         "version": __version__,
         "atMs": app.clock.now_ms(),
         "databases": [str(source) for source in sources],
-        "sealKeyIds": ids,
+        "sealKeyIds": [*keys.known, *keys.missing],
         "files": files,
     }
-    copied = seal_key if ids and seal_key is not None and key_file is not None else None
+    key_file = keys.file if keys.known else None
+    copied = seal_key if key_file is not None else None
     if copied is not None and key_file is not None:
         _write_private(copied, key_file.read_bytes())
     partial = target / f"{MANIFEST}.part"
     _write_private(partial, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
     partial.replace(target / MANIFEST)  # last: a backup without it was broken off
     size = sum((target / name).stat().st_size for name in files)
-    key = {"sealKeyFile": None if key_file is None or not ids else str(key_file)}
     return {
         "folder": str(target),
         "files": len(files),
         "bytes": size,
-        **key,
+        "sealKeyFile": None if key_file is None else str(key_file),
         "sealKeyCopied": str(copied or "") or None,
+        "warnings": [{"message": trouble.message, "hint": trouble.hint} for trouble in keys.troubles],
     }
 
 

@@ -25,6 +25,7 @@ from antiphon.ops.entry import load_entry
 from antiphon.ops.finalizers import living
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import list_runs
+from antiphon.ops.seal_keys import seal_keys
 from antiphon.ops.storage import waiting_uploads
 from antiphon.ports import Claimed, ClaimTemplate, StaticClaimRequest
 
@@ -63,6 +64,7 @@ def examine(app: Antiphon, entry: str | None = None) -> list[dict[str, Any]]:
     checks: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
         "store": lambda: _store(app),
         "recordings": lambda: _originals(app),
+        "seal key": lambda: (_found(trouble.level, "seal key", *trouble[1:]) for trouble in seal_keys(app).troubles),
         "claims": lambda: _claims(app),
         "runs": lambda: _runs(app),
         "uploads": lambda: _uploads(app),

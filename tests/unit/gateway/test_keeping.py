@@ -214,7 +214,7 @@ def test_a_lost_blob_is_said_and_nothing_runs_again() -> None:
     blobs.kept.clear()
     again = rig.execute(call_id="c1")
     assert (again.status, again.content) == ("success", None)
-    assert "not readable" in again.output.metadata["payload"]
+    assert "its result cannot be read. no blob" in again.output.metadata["payload"]
     assert rig.tally.counts["hits", "tools/send", "done"] == 1
     assert len(script) == 1
 
@@ -293,7 +293,7 @@ def test_a_lost_seal_key_is_said_and_nothing_runs_again() -> None:
     sealers[0] = None
     again = rig.execute(call_id="c1")
     assert (again.status, again.content) == ("success", None)
-    assert "not readable" in again.output.metadata["payload"]
+    assert "no seal key is configured here. Name its file" in again.output.metadata["payload"]
     assert len(script) == 1
 
 

@@ -74,6 +74,7 @@ def test_another_key_is_named_and_refused() -> None:
     with pytest.raises(StoreError, match="another key") as caught:
         Sealer(bytes(32)).unseal(SEALER.seal(b"data"))
     assert caught.value.code == "seal_key"
+    assert f"'{SEALER.key_id}' is not in the configured seal key ({Sealer(bytes(32)).key_id})" in str(caught.value)
     assert KEY.hex() not in str(caught.value)
 
 

@@ -1,0 +1,73 @@
+"""The seal keys of a store: which are at hand, and which are missing although something is sealed with them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from antiphon._diff import plural
+from antiphon._seal import Sealer, key_id_in, key_ids
+from antiphon.config.wiring import seal_key_file, sealed_with
+from antiphon.contract.events import RunManifest
+from antiphon.errors import StoreError
+from antiphon.ops.app import Antiphon
+
+_RUNS = 1_000
+"""Recordings that are asked for the key of their originals: the newest ones."""
+
+
+class Trouble(NamedTuple):
+    """What is wrong with the keys, and what to do."""
+
+    level: str
+    message: str
+    hint: str
+
+
+class SealKeys(NamedTuple):
+    """The keys of a store."""
+
+    file: Path | None
+    known: list[str]
+    missing: list[str]
+    """Keys that results of calls are sealed with, and that are not there."""
+    troubles: list[Trouble]
+
+
+def seal_keys(app: Antiphon) -> SealKeys:
+    """Look at the keys of the store, and at what is sealed in it; no key is made."""
+    file, given = seal_key_file(app.config, app.store), getattr(app.store, "seal_key", None)
+    known: list[str] = []
+    troubles: list[Trouble] = []
+    try:
+        if given is not None:
+            known = (Sealer.from_text(given) if isinstance(given, str) else Sealer(given)).key_ids
+        elif file is not None and file.exists():
+            known = key_ids(file)
+    except StoreError as error:
+        troubles.append(Trouble("error", error.message, error.hint))
+    where = "which is not configured here" if file is None else f"which is not in {file}"
+    results = {key: n for key, n in sealed_with(app.journal, app.tenant).items() if key not in known}
+    for key, n in results.items():
+        text = f"{plural(n, 'result')} of calls {'is' if n == 1 else 'are'} sealed with key {key}, {where}"
+        hint = "Put the key back, from its backup. Until then a repeat of such a call fails with result_not_kept."
+        troubles.append(Trouble("warning", text, hint))
+    recordings = Counter(key_id_in((run.seal or {}).get("key", "")) for run in _closed(app))
+    for key, n in recordings.items():
+        text = f"the originals of {plural(n, 'recording')} are sealed under key {key} for replays, made from a seal key"
+        hint = "Put the seal key back, from its backup. Until then they replay with pseudonyms."
+        troubles.append(Trouble("warning", f"{text} {where}", hint))
+    return SealKeys(file, known, list(results), troubles)
+
+
+def _closed(app: Antiphon) -> Iterator[RunManifest]:
+    """Runs of this store whose originals cannot be opened; those from elsewhere may have a key of another store."""
+    for manifest in app.journal.runs(tenant=app.tenant, limit=_RUNS):
+        if manifest.seal and "imported" not in manifest.tags:
+            try:
+                if app.keys.key_of(manifest) is None:
+                    yield manifest
+            except StoreError:  # the key file cannot be read
+                yield manifest
