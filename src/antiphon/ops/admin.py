@@ -606,6 +606,11 @@ def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
     drive(Admin(app)._note(act, detail))
 
 
+def noted(app: Antiphon, act: str, detail: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """A line in the audit log after something was changed that is none of an :class:`Admin`'s acts; the *answer*."""
+    return drive(Admin(app)._done(act, detail, answer))
+
+
 def _is_held(record: DedupeRecord, now_ms: int) -> bool:
     """Whether a worker that may be alive holds the lease of a claim in flight."""
     over = record.lock_until_ms is not UNSET and record.lock_until_ms <= now_ms

@@ -129,8 +129,7 @@ def undo_run(
         _check_tools(manifest, [write for _, writes, _ in plans for write in writes])
         if confirm is not None:
             confirm(planned)
-        if done:
-            note(app, "undo", {"run": manifest.id, "done": sorted(set(done)), "reason": reason})
+        note(app, "undo", {"run": manifest.id, "done": sorted(set(done)) or None, "reason": reason})
         return {"run": manifest.id, "sagas": _undo(app, manifest, plans, reason)}
 
 
@@ -262,8 +261,9 @@ def _undo(app: Antiphon, manifest: RunManifest, plans: Plans, reason: str) -> li
         for saga, writes, before in plans:
             named = {"saga": saga["id"], "name": saga["name"]}
             hand = [write for write in before if write.by_hand]
-            why = {"byHand": [write.call_name for write in hand], "reason": reason} if hand else {}
-            tell(_saga.UNDOING, {**named, "why": "asked", **why}, {"byHand": [w.token for w in hand]} if hand else {})
+            why = {"why": "asked"} | ({"reason": reason} if reason else {})
+            by_hand = {"byHand": [write.call_name for write in hand]} if hand else {}
+            tell(_saga.UNDOING, {**named, **why, **by_hand}, {"byHand": [w.token for w in hand]} if hand else {})
             report = await _saga.undo_all(saga["name"], writes)
             told = _saga.finished(report)
             told["writes"] += _before(before)

@@ -12,7 +12,11 @@ from weakref import WeakSet
 import pytest
 
 import antiphon as package
+from antiphon._drive import drive
+from antiphon.ops.admin import Admin
+from antiphon.ops.app import current
 from antiphon.ops.entry import load_module
+from antiphon.ops.runs import events_of
 from tests.integration.cli.conftest import Command, Done
 
 TRIP = """
@@ -196,6 +200,22 @@ def test_what_a_person_has_dealt_with_is_left_out_and_blocks_nothing(trip: Trip,
     assert states == [("0@0", "undone"), ("0@2", "done by hand"), ("0@1", "done by hand")]
     assert trip.undo(run).out == f"Run {run} has no saga to undo.\n"
     assert antiphon("show", run).out.count("done by hand") == 2
+
+
+def test_the_reason_is_in_the_event_and_each_undo_in_the_audit_log(trip: Trip, antiphon: Command) -> None:
+    run = trip.leaves(KeyboardInterrupt(), hotels=["a", "b"])
+    trip.module.fails["unbook b-b"] = ValueError("no answer")
+    assert trip.undo(run, "--dry-run", "--reason", "only looking").code == 0
+    assert trip.undo(run, "--reason", "the customer asked").code == 1
+    assert trip.undo(run).code == 1
+    app = current()
+    undoing = [event.payload for event in events_of(app, run) if event.type == "saga.undoing"]
+    assert [(one["why"], one.get("reason")) for one in undoing] == [
+        ("asked", "the customer asked"),
+        ("asked", None),
+    ]
+    lines = [(one["act"], one["run"], one.get("reason"), one["by"]) for one in drive(Admin(app).audit())]
+    assert lines == [("undo", run, None, "cli"), ("undo", run, "the customer asked", "cli")]
 
 
 def test_without_the_tools_nothing_is_undone_and_nothing_is_written(trip: Trip, antiphon: Command) -> None:

@@ -13,7 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from antiphon import Antiphon
+from antiphon._drive import drive
 from antiphon.cli import main
+from antiphon.ops.admin import Admin
 from tests.servers import free_port
 
 
@@ -44,6 +47,20 @@ def test_keys_are_created_listed_and_revoked(config: str, capsys: pytest.Capture
     assert {key["id"]: key["revoked"] for key in json.loads(capsys.readouterr().out)}[made["id"]] is True
     assert main(["apikeys", "revoke", "nobody", *words]) == 4
     assert main(["apikeys", "revoke", *words]) == 2
+
+
+def test_keys_that_are_created_and_revoked_are_in_the_audit_log(
+    config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--config", config]
+    assert main(["apikeys", "create", "--tenant", "acme", "--name", "ci", "--json", *words]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert main(["apikeys", "revoke", made["id"], *words]) == 0
+    assert main(["apikeys", "revoke", "nobody", *words]) == 4
+    lines = drive(Admin(Antiphon(config)).audit())
+    told = [(line["act"], line["id"], line["role"], line["tenant"], line["name"], line["by"]) for line in lines]
+    assert told == [(act, made["id"], "run", "acme", "ci", "cli") for act in ("apikey-revoke", "apikey-create")]
+    assert made["token"] not in json.dumps(lines)
 
 
 def _serve(config: str, port: int, tmp_path: Path) -> subprocess.Popen[str]:
