@@ -21,7 +21,7 @@ from antiphon.errors import AntiphonError
 from antiphon.ops.admin import Admin, usage
 from antiphon.ops.app import Antiphon
 from antiphon.ops.bucket import is_remote
-from antiphon.ops.entry import load_entry
+from antiphon.ops.entry import load_module
 from antiphon.ops.finalizers import living
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import list_runs
@@ -202,7 +202,7 @@ def _tools(entry: str | None) -> Iterator[dict[str, Any]]:
     if entry is None:
         yield _found("note", "tools", "not checked; name an entry point with --entry to check its tools")
         return
-    load_entry(entry)
+    load_module(entry.partition(":")[0])
     specs = declared()
     unsaid = [name for name, spec in sorted(specs.items()) if spec.effect is None]
     if unsaid:

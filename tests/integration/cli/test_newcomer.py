@@ -96,7 +96,7 @@ def test_a_change_of_one_argument_is_named(antiphon: Type, folder: Path) -> None
 
 def test_the_tools_of_a_gateway_of_ones_own_are_known(antiphon: Type, folder: Path) -> None:
     record(antiphon)
-    looked = antiphon("doctor", "--entry", "agent.py:main").stdout
+    looked = antiphon("doctor", "--entry", "agent.py").stdout
     assert "tools/refund: effect not declared" in looked
     assert "registers no tools" not in looked
     blocked = antiphon("replay", "--latest", "--explore")
