@@ -527,6 +527,36 @@ def test_a_closed_store_says_so(valkey_url: str, unique: str) -> None:
         journal.begin(request_for("k"))
 
 
+@pytest.mark.parametrize("step", ["shutdown_asyncgens", "shutdown_default_executor", "close"])
+def test_a_store_that_is_closed_beside_a_reading_thread_says_so(
+    valkey_url: str, unique: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Whatever the subscriber's event loop has come to when the thread asks it."""
+    journal = RedisStore(valkey_url, prefix=unique).open_sync()
+    journal.wait("k", 1, 0.001)  # the subscriber reads for all threads now
+    end = getattr(asyncio.SelectorEventLoop, step)
+    said: list[str] = []
+
+    def read() -> None:
+        try:
+            journal.read("k")
+        except StoreUnavailable as error:
+            said.append(error.data["reason"])
+
+    reading = threading.Thread(target=read, daemon=True)
+
+    def read_first(loop: asyncio.AbstractEventLoop) -> Any:
+        if threading.current_thread().name == "antiphon-redis-subscriber":
+            reading.start()
+            reading.join(0.2)
+        return end(loop)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, step, read_first)
+    journal.close()
+    reading.join(20)
+    assert said == ["closed"]
+
+
 def _port(url: str) -> int:
     return int(url.rpartition(":")[2].partition("/")[0])
 

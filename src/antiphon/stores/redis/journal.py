@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -160,32 +161,43 @@ class _Background:
         self._open = open_journal
         self._journal: AsyncRedisJournal | None = None
         self._stopped = asyncio.Event()
+        self._waiting: set[SimpleQueue[Any]] = set()
+        """Where those who wait for a result get it; copying a set is atomic."""
         self._thread = threading.Thread(target=self._serve, name="antiphon-redis-subscriber", daemon=True)
         self._thread.start()
 
     def run(self, work: Callable[[AsyncRedisJournal], Coroutine[Any, Any, T]]) -> T:
         """The result of *work*, which runs in the loop of the thread; this thread waits."""
-        ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()  # a lock could stay taken when this thread is interrupted
+        # A lock could stay taken when this thread is interrupted.
+        ended: SimpleQueue[asyncio.Task[T] | None] = SimpleQueue()
         begun: list[asyncio.Task[T]] = []
 
         def begin() -> None:
+            if self._stopped.is_set():
+                ended.put(None)
+                return
             task = self._loop.create_task(self._with_journal(work))
             begun.append(task)
             task.add_done_callback(ended.put)
 
-        self._loop.call_soon_threadsafe(begin)
+        self._waiting.add(ended)
         try:
+            self.post(begin)
+            if self._loop.is_closed():  # those who wait may have been told before we were among them
+                ended.put(None)
             task = ended.get()
         except BaseException:
             self.post(lambda: [task.cancel() for task in begun])
             raise
-        if task.cancelled():
+        finally:
+            self._waiting.discard(ended)
+        if task is None or task.cancelled():
             raise closed()
         return task.result()
 
     def post(self, function: Callable[[], object]) -> None:
-        """Call *function* in the loop of the thread."""
-        if not self._loop.is_closed():
+        """Call *function* in the loop of the thread, unless that has ended."""
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
     def is_current(self) -> bool:
@@ -197,8 +209,12 @@ class _Background:
             self._thread.join(timeout=2.0)
 
     def _serve(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._main())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._main())
+        finally:
+            for ended in tuple(self._waiting):  # what they asked for may never have begun
+                ended.put(None)
 
     async def _main(self) -> None:
         await self._stopped.wait()
