@@ -129,9 +129,10 @@ class Subscriber:
             updating: asyncio.Task[None] | None = None
             try:
                 pubsub = await self._pubsub()
-                await pubsub.subscribe(*self._channels)
+                subscribed = dict(self._channels)
+                await pubsub.subscribe(*subscribed)
                 end_if_cancelled()
-                updating = self._loop.create_task(self._update(pubsub, set(self._channels)))
+                updating = self._loop.create_task(self._update(pubsub, subscribed))
                 pause = _FIRST_PAUSE_S
                 while True:
                     message = await pubsub.get_message(timeout=None)
@@ -148,16 +149,19 @@ class Subscriber:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
-    async def _update(self, pubsub: Any, subscribed: set[str]) -> None:
-        """Keep the subscriptions in step with the channels that somebody uses."""
+    async def _update(self, pubsub: Any, subscribed: dict[str, _Channel]) -> None:
+        """Keep the subscriptions in step with the channels that somebody uses.
+
+        One that was let go and entered again is subscribed again: only the server's answer makes it ready.
+        """
         with contextlib.suppress(OSError, RedisError):  # the reader notices it, too, and connects again
             while True:
                 self._changed.clear()
-                wanted = set(self._channels)
-                if wanted - subscribed:
-                    await pubsub.subscribe(*(wanted - subscribed))
-                if subscribed - wanted:
-                    await pubsub.unsubscribe(*(subscribed - wanted))
+                wanted = dict(self._channels)
+                if new := [name for name, channel in wanted.items() if subscribed.get(name) is not channel]:
+                    await pubsub.subscribe(*new)
+                if gone := subscribed.keys() - wanted.keys():
+                    await pubsub.unsubscribe(*gone)
                 subscribed = wanted
                 end_if_cancelled()
                 await self._changed.wait()
