@@ -47,7 +47,10 @@ class Line:
     def __init__(self, dsn: str, proxy: FaultProxy, **options: Any) -> None:
         self.dsn = dsn
         self.proxy = proxy
-        self.journal = PostgresStore(proxy.url(dsn), max_connections=1, **options).open_sync()
+        self.reopen(**options)
+
+    def reopen(self, **options: Any) -> None:
+        self.journal = PostgresStore(self.proxy.url(self.dsn), max_connections=1, **options).open_sync()
         for events in ([], [row("warm")]):  # a statement's first use takes a second round trip, to prepare it
             first = self.journal.begin(request_for("warm", "a"), events)
             assert isinstance(first, Claimed)
@@ -172,30 +175,54 @@ def test_append_whose_answer_was_lost_is_written_once(line: Line) -> None:
     assert seqs(line.journal, "r") == [0, 1, 2, 3]
 
 
-def test_a_statement_that_outlives_its_connection_is_ended_first(line: Line) -> None:
+@pytest.mark.parametrize("step", ["settle", "append"])
+@pytest.mark.parametrize("pgbouncer", [False, True])
+def test_a_statement_that_outlives_its_connection_is_waited_for(line: Line, pgbouncer: bool, step: str) -> None:
     """Cut off while it waits for a lock, it would come to life after its twin and write history a second time."""
-    first = line.journal.begin(request_for("k"))
+    line.reopen(pgbouncer=pgbouncer)
+    first = line.journal.begin(request_for("k"), [row("r")])
     assert isinstance(first, Claimed)
+    steps: dict[str, Callable[[], Any]] = {
+        "settle": lambda: line.journal.settle("k", first.version, done(), [row("r", n=1)]),
+        "append": lambda: line.journal.append("r", [row("r", n=1)]),
+    }
     with psycopg.connect(line.dsn) as blocker:
-        blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
-        settling = Background(lambda: line.journal.settle("k", first.version, done(), [row("r")]))
+        blocker.execute("SELECT * FROM antiphon.runs FOR UPDATE")
+        running = Background(steps[step])
         eventually(lambda: line.rows(BLOCKED))
-        left = line.rows(BLOCKED)
         line.proxy.reset()
-        eventually(lambda: line.rows(BLOCKED) not in ([], left))
-    version = settling.result()
-    assert line.rows("SELECT version, state FROM antiphon.claims") == [(version, "done")]
-    assert seqs(line.journal, "r") == [0]
+        eventually(lambda: len(line.rows(BLOCKED)) == 2)
+    found = running.result()
+    assert found == (1 if step == "append" else line.rows("SELECT version FROM antiphon.claims")[0][0])
+    assert seqs(line.journal, "r") == [0, 1]
+
+
+@pytest.mark.parametrize("pgbouncer", [False, True])
+def test_a_statement_that_arrives_after_it_was_given_up_does_nothing(
+    line: Line, monkeypatch: pytest.MonkeyPatch, pgbouncer: bool
+) -> None:
+    monkeypatch.setattr("antiphon.stores.postgres.connection._GRACE_S", 0.5)
+    line.reopen(pgbouncer=pgbouncer, statement_timeout_s=0.5)
+    line.journal.append("r", [row("r")])
+    connections = line.proxy.connections
+    line.proxy.delay(4, "up")
+    running = Background(lambda: line.journal.append("r", [row("r", n=1)]))
+    time.sleep(0.3)
+    line.proxy.heal()  # what is under way stays so
+    assert running.result() == 1
+    assert line.proxy.connections > connections
+    time.sleep(4)
+    assert seqs(line.journal, "r") == [0, 1]
 
 
 def test_a_mutant_that_blindly_repeats_is_caught(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: a lost answer taken for a lost request writes history twice."""
 
-    async def blindly(_: Engine, send: Callable[[], Any], __: Callable[[], Any]) -> Any:
+    async def blindly(_: Engine, send: Callable[[int], Any], __: Callable[[int], Any]) -> Any:
         try:
-            return await send()
+            return await send(1)
         except AnswerLost:
-            return await send()
+            return await send(1)
 
     monkeypatch.setattr(Engine, "not_twice", blindly)
     line.lose_the_answer(

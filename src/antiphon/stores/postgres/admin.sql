@@ -7,15 +7,7 @@ SELECT
     set_config('statement_timeout', %(statement_timeout_ms)s::text, false),
     set_config('lock_timeout', %(lock_timeout_ms)s::text, false),
     set_config('plan_cache_mode', 'force_generic_plan', false),
-    set_config('jit', 'off', false),
-    a.pid::bigint, a.backend_start::text
-FROM pg_stat_get_activity(pg_backend_pid()) AS a
-
--- name: end_session
--- A connection that broke may have left its statement running, waiting for a lock: end it before asking what it did.
-SELECT pg_terminate_backend(a.pid, %(wait_ms)s)
-FROM pg_stat_get_activity(%(pid)s::integer) AS a
-WHERE a.backend_start = %(started)s::timestamptz
+    set_config('jit', 'off', false)
 
 -- name: server
 SELECT

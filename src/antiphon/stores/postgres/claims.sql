@@ -204,13 +204,14 @@ FROM clock LEFT JOIN won ON true LEFT JOIN held AS c ON true
 -- name: settle
 -- The events are written whether or not the claim is still ours: history does not depend on who won.
 WITH {_clock},
+{_once},
 ended AS (
     UPDATE antiphon.claims AS c SET
         state = %(state)s, version = greatest(c.version + 1, us), op = %(op)s, updated_at_ms = ms,
         expires_at_ms = ms + %(ttl_ms)s, ttl_ms = %(ttl_ms)s, lock_until_ms = NULL, dispatched = %(dispatched)s,
         outcome = %(outcome)s, payload = %(payload)s
     FROM clock
-    WHERE c.key = %(key)s AND c.version = %(version)s AND {_lives}
+    WHERE c.key = %(key)s AND c.version = %(version)s AND {_lives} AND EXISTS (SELECT FROM once)
     RETURNING c.key, c.version, c.waited
 )
 {_log_anyway}
@@ -229,8 +230,28 @@ WHERE c.key = %(key)s AND c.expires_at_ms > ms AND (
     )
 RETURNING c.version
 
+-- name: _once
+-- What must not happen twice holds a lock of its own while it runs, and does nothing if it comes after it was given up.
+once AS MATERIALIZED (
+    SELECT WHERE pg_try_advisory_xact_lock(%(op)s) AND NOT EXISTS (
+        SELECT FROM antiphon.identities AS i WHERE i.key = '' AND i.identity = %(op)s::text
+    )
+)
+
+-- name: give_up
+-- An operation whose answer was lost may still be on its way. The mark lies among the identities, of no claim's key.
+WITH {_clock}
+INSERT INTO antiphon.identities (key, identity, tenant, workspace, fence, expires_at_ms)
+SELECT '', %(op)s::text, 'default', 'default', 0, clock.ms + 3600000 FROM clock
+ON CONFLICT DO NOTHING
+
+-- name: outlast
+-- Or it still runs, waiting for a lock: wait for its end. It began earlier, so its time is up earlier.
+WITH patient AS MATERIALIZED (SELECT set_config('lock_timeout', '0', true))
+SELECT pg_advisory_xact_lock(%(op)s)::text FROM patient
+
 -- name: landed
--- Did an operation whose answer was lost take effect?
+-- Did an operation that was given up take effect?
 SELECT
     (SELECT min(e.seq) FROM antiphon.events AS e WHERE e.run = %(run)s AND e.op = %(op)s),
     (

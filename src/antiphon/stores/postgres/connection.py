@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 from types import CoroutineType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -43,13 +43,6 @@ _IDLE_S = 120.0
 _LIFETIME_S = 3600.0
 
 
-class Session(NamedTuple):
-    """A server process: its number, and when it started, because numbers are reused."""
-
-    pid: int
-    started: str
-
-
 class _Statements:
     """What the store adds to a connection of psycopg. Written once: for threads its coroutines never suspend.
 
@@ -60,7 +53,6 @@ class _Statements:
     pgconn: Any
     execute: Any
     limit_s: float | None = None
-    session: Session | None = None
     statements: Mapping[str, Statement]
     shared_cursor: Any
     """One cursor for all statements: a new one costs a third of a statement."""
@@ -212,8 +204,7 @@ async def _configure(connection: Connection, options: Options) -> None:
         "statement_timeout_ms": str(round(options.statement_timeout_s * 1000)),
         "lock_timeout_ms": str(round(options.lock_timeout_s * 1000)),
     }
-    rows = await connection.fetch("session", limits)
-    connection.session = Session(*rows[0][-2:])
+    await connection.fetch("session", limits)
 
 
 def _settings(kind: type, options: Options) -> dict[str, Any]:
@@ -255,11 +246,9 @@ class Unreachable(StoreUnavailable):
 class AnswerLost(Exception):
     """The connection broke after a statement was sent: it may or may not have taken effect."""
 
-    def __init__(self, reason: StoreUnavailable, session: Any) -> None:
+    def __init__(self, reason: StoreUnavailable) -> None:
         super().__init__(str(reason))
         self.reason = reason
-        self.session = session
-        """The server process that may still run the statement, if known."""
 
 
 def fate_of(error: Exception, *, connected: bool, idle: bool) -> Fate:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg_pool import PoolClosed, PoolTimeout
 
+from antiphon.errors import StoreUnavailable
 from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
 from antiphon.stores.postgres.connection import (
     AnswerLost,
@@ -44,7 +45,7 @@ from antiphon.stores.postgres.connection import (
 from antiphon.stores.postgres.loop_pool import close_ended
 from antiphon.stores.postgres.options import Options, without_secrets
 from antiphon.stores.postgres.schema import ensure_schema
-from antiphon.stores.postgres.statements import storable
+from antiphon.stores.postgres.statements import new_op, storable
 
 T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[Rows]]
@@ -55,7 +56,6 @@ Then = Callable[[Rows], list[Step]]
 
 _REDO_LIMIT = 20
 _LOST_LIMIT = 5
-_TERMINATE_MS = 2000
 _PAUSE_S = (0.02, 0.5)
 _inherited: list[Pool] = []
 """Pools of the parent process. Collecting one would take locks that the parent's threads may have held."""
@@ -116,21 +116,26 @@ class Engine:
 
         return await self._attempts(name, work, once)
 
-    async def not_twice(self, send: Callable[[], Awaitable[T]], landed: Callable[[], Awaitable[T | None]]) -> T:
-        """Send what must not happen twice; if its answer is lost, find out whether it landed before sending again."""
+    async def not_twice(self, send: Callable[[int], Awaitable[T]], landed: Callable[[int], Awaitable[T | None]]) -> T:
+        """Send what must not happen twice, under a number; if its answer is lost, find out whether it landed.
+
+        Only what did not land, and cannot any more, is sent again, under another number.
+        """
         chances = _LOST_LIMIT
         while True:
+            op = new_op()
             try:
-                return await send()
+                return await send(op)
             except AnswerLost as lost:
-                if lost.session is not None:
-                    pid, started = lost.session
-                    ended = {"pid": pid, "started": started, "wait_ms": _TERMINATE_MS}
-                    await self.run("end_session", ended, prepare=False)
-                found = await landed()
+                chances -= 1
+                try:
+                    for step in ("give_up", "outlast"):
+                        await self.run(step, {"op": op}, prepare=False)
+                    found = await landed(op)
+                except StoreUnavailable as error:
+                    raise lost.reason from error
                 if found is not None:
                     return found
-                chances -= 1
                 if not chances:
                     raise lost.reason from lost
 
@@ -164,7 +169,7 @@ class Engine:
                 if fate is Fate.STALE and retries.switch():
                     await done(pool.drain())
                 else:
-                    await self._after(fate, error, name, connection if once else None, retries)
+                    await self._after(fate, error, name, once, retries)
             except BaseException:
                 connection.drop()
                 await done(pool.putconn(connection))
@@ -173,12 +178,12 @@ class Engine:
                 await done(pool.putconn(connection))
                 return rows
 
-    async def _after(self, fate: Fate, error: Exception, name: str, once: Connection | None, retries: _Retries) -> None:
-        """Return if the statement is to be tried again, else raise; *once* is the connection of what must not be."""
+    async def _after(self, fate: Fate, error: Exception, name: str, once: bool, retries: _Retries) -> None:
+        """Return if the statement is to be tried again, else raise."""
         if fate is Fate.LOST:
             lost = connection_lost(error, self._url)
-            if once is not None:
-                raise AnswerLost(lost, once.session) from error
+            if once:
+                raise AnswerLost(lost) from error
             await self._pause_or(lost, retries)
         elif fate is Fate.REDO and retries.redo():
             await done(self._sleep(random.uniform(0, 0.01)))

@@ -76,16 +76,17 @@ class PostgresJournal(PostgresLog):
                 return existing
 
     async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
-        params = {**settle_params(key, version, settlement, new_op()), "channel": self._channel}
+        params = {**settle_params(key, version, settlement), "channel": self._channel}
 
-        async def send() -> tuple[int | None]:
-            rows = await self._step("settle", params, events, won_only=False)
-            rows = rows or await self._engine.run("settle_earlier", params, prepare=False)
+        async def send(op: int) -> tuple[int | None]:
+            numbered = {**params, "op": op}
+            rows = await self._step("settle", numbered, events, won_only=False)
+            rows = rows or await self._engine.run("settle_earlier", numbered, prepare=False)
             return (rows[0][0] if rows else None,)
 
-        async def landed() -> tuple[int | None] | None:
+        async def landed(op: int) -> tuple[int | None] | None:
             run = events[0].run if events else ""
-            first, settled = (await self._engine.run("landed", {**params, "run": run}))[0]
+            first, settled = (await self._engine.run("landed", {"op": op, "key": key, "run": run}))[0]
             return None if first is None and settled is None else (settled,)
 
         return (await self._engine.not_twice(send, landed))[0]
@@ -212,7 +213,7 @@ class PostgresJournal(PostgresLog):
         def then(rows: Rows) -> list[Step]:
             if won_only and rows[0][1] is None:
                 return []
-            return [("append", {**log_params(*other, tenant, workspace), "op": params["op"]}) for other in others]
+            return [("append_also", {**log_params(*other, tenant, workspace), "op": params["op"]}) for other in others]
 
         return await self._engine.run(name, params, then=then, once=once)
 

@@ -11,7 +11,7 @@ from antiphon.errors import NotFound
 from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of, manifests_of
 from antiphon.stores.postgres.engine import Engine
-from antiphon.stores.postgres.statements import breaker_of, from_text, log_params, new_op
+from antiphon.stores.postgres.statements import breaker_of, from_text, log_params
 
 _encode = msgspec.json.Encoder().encode
 _NO_END = 2**62
@@ -48,16 +48,16 @@ class PostgresLog:
         return first
 
     async def _append(self, run: str, rows: Sequence[Row]) -> int:
-        params = {**log_params(run, rows), "op": new_op(), "key": ""}
+        params = log_params(run, rows)
 
-        async def send() -> int:
-            found = await self._engine.run("append", params, once=True)
+        async def send(op: int) -> int:
+            found = await self._engine.run("append", {**params, "op": op}, once=True)
             if not found:
                 raise NotFound(f"Run {run!r} is being deleted; its events were not written.")
             return int(found[0][0])
 
-        async def landed() -> int | None:
-            first: int | None = (await self._engine.run("landed", params))[0][0]
+        async def landed(op: int) -> int | None:
+            first: int | None = (await self._engine.run("landed", {"op": op, "key": "", "run": run}))[0][0]
             return first
 
         return await self._engine.not_twice(send, landed)

@@ -4,7 +4,7 @@
 , gate AS MATERIALIZED (SELECT FROM won), {_log}
 
 -- name: _log_anyway
-, gate AS MATERIALIZED (SELECT count(*) FROM ended), {_log}
+, gate AS MATERIALIZED (SELECT FROM once, (SELECT count(*) FROM ended) AS e), {_log}
 
 -- name: _log
 numbered AS (
@@ -22,6 +22,11 @@ logged AS (
 )
 
 -- name: append
+WITH {_once}, gate AS MATERIALIZED (SELECT FROM once), {_log}
+SELECT first FROM numbered
+
+-- name: append_also
+-- The same in the transaction of another statement: they happen together.
 WITH gate AS MATERIALIZED (SELECT), {_log}
 SELECT first FROM numbered
 

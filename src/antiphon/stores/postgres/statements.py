@@ -225,13 +225,12 @@ def _request_json(request: ClaimRequest) -> bytes:
         raise InvalidInput(_NO_ENCODING) from None
 
 
-def settle_params(key: str, version: int, settlement: Settlement, op: int) -> dict[str, Any]:
-    """The parameters of ``settle``."""
+def settle_params(key: str, version: int, settlement: Settlement) -> dict[str, Any]:
+    """The parameters of ``settle``, but for the number of the operation."""
     return {
         "key": key,
         "version": version,
         "state": settlement.state,
-        "op": op,
         "ttl_ms": settlement.ttl_ms,
         "dispatched": settlement.dispatched,
         "outcome": _encode(outcome_of(settlement)),
