@@ -443,6 +443,43 @@ def test_a_deadlock_is_done_again(postgres_database: str, monkeypatch: pytest.Mo
     journal.close()
 
 
+def test_conflicts_without_end_are_an_outage(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.ping()
+
+    async def never(*_: Any, **__: Any) -> Any:
+        raise psycopg.errors.SerializationFailure("could not serialize access")
+
+    monkeypatch.setattr(SyncConnection, "fetch", never)
+    with pytest.raises(StoreUnavailable, match=r"conflicting.*could not serialize access.*Nothing was written"):
+        journal.begin(request_for("k"))
+    journal.close()
+
+
+@pytest.mark.parametrize("pgbouncer", [False, True])
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_the_servers_default_isolation_does_not_matter(postgres_database: str, isolation: str, pgbouncer: bool) -> None:
+    name = postgres_database.rpartition("/")[2]
+    look(postgres_database, f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
+    journals = [PostgresStore(postgres_database, pgbouncer=pgbouncer).open_sync() for _ in range(6)]
+    gate = threading.Barrier(len(journals))
+
+    def work(number: int) -> None:
+        journal = journals[number]
+        gate.wait()
+        for n in range(15):
+            key = f"{number}-{n}"
+            claimed = journal.begin(request_for(key), [row("r")])
+            assert isinstance(claimed, Claimed)
+            assert journal.settle(key, claimed.version, done(), [row("r"), row(f"r{number}")]) is not None
+
+    for running in [Background(functools.partial(work, number)) for number in range(len(journals))]:
+        running.result(60)
+    assert list(seqs(journals[0], "r")) == list(range(2 * 15 * len(journals)))
+    for journal in journals:
+        journal.close()
+
+
 def test_what_postgresql_does_not_understand_is_not_called_an_outage(postgres_database: str) -> None:
     journal = PostgresStore(postgres_database).open_sync()
     journal.ping()

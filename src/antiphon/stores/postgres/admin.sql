@@ -2,12 +2,17 @@
 
 -- name: session
 -- A generic plan is right for lookups by key, and planning costs more than running them.
+-- Each statement sees what was committed before it began, and the newest version of a row that it waited for.
 SELECT
+    set_config('default_transaction_isolation', 'read committed', false),
     set_config('search_path', 'pg_catalog', false),
     set_config('statement_timeout', %(statement_timeout_ms)s::text, false),
     set_config('lock_timeout', %(lock_timeout_ms)s::text, false),
     set_config('plan_cache_mode', 'force_generic_plan', false),
     set_config('jit', 'off', false)
+
+-- name: isolation
+SELECT current_setting('default_transaction_isolation')
 
 -- name: server
 SELECT

@@ -53,17 +53,35 @@ class _Statements:
     pgconn: Any
     execute: Any
     limit_s: float | None = None
+    read_committed = True
+    """Whether that is the isolation of a statement outside a transaction."""
     statements: Mapping[str, Statement]
     shared_cursor: Any
     """One cursor for all statements: a new one costs a third of a statement."""
 
     async def fetch(self, name: str, params: Mapping[str, Any], *, prepare: bool = False) -> Rows:
-        """Run one statement in one round trip."""
+        """Run one statement in one round trip, or in a transaction of its own if it would have another isolation."""
+        if self.read_committed or not self.idle():
+            return await self._fetch(name, params, prepare)
+        await self.begin()
+        rows = await self._fetch(name, params, prepare)
+        await self.end()
+        return rows
+
+    async def _fetch(self, name: str, params: Mapping[str, Any], prepare: bool) -> Rows:
         statement, cursor = self.statements[name], self.shared_cursor
         await done(cursor.execute(statement.text, statement.values(params), prepare=prepare))
         rows: Rows = (await done(cursor.fetchall())) if cursor.pgresult.nfields else []
         cursor.pgresult.clear()  # an idle connection must not keep the last answer
         return rows
+
+    async def begin(self) -> None:
+        """Begin a transaction."""
+        await done(self.execute("BEGIN ISOLATION LEVEL READ COMMITTED"))
+
+    async def end(self) -> None:
+        """Commit it."""
+        await done(self.execute("COMMIT"))
 
     async def script(self, sql: str) -> None:
         """Run SQL without parameters and without a time limit; several statements are allowed."""
@@ -193,12 +211,13 @@ def _close_if_empty(pool: Pool) -> None:
 
 
 async def _configure(connection: Connection, options: Options) -> None:
-    """Set the limits of a session. A transaction-pooling PgBouncer has no sessions: set them on the role there."""
+    """Set up a session. A transaction-pooling PgBouncer has none: limits are set on the role there."""
     connection.limit_s = options.statement_timeout_s + _GRACE_S
     register(connection)
     connection.statements = statements(options.schema)
     connection.shared_cursor = connection.cursor(binary=True)
     if options.pgbouncer:
+        connection.read_committed = (await connection.fetch("isolation", {}))[0][0] == "read committed"
         return
     limits = {
         "statement_timeout_ms": str(round(options.statement_timeout_s * 1000)),
@@ -328,6 +347,9 @@ def refused(error: Exception, url: str, statement: str) -> StoreError:
     elif state in ("55P03", "57014"):
         reason, text = "timeout", f"did not finish in time: {said}"
         hint = "Look for long transactions on the antiphon tables."
+    elif state in _REDO:
+        reason, text = "busy", f"has too many conflicting transactions: {said}"
+        hint = "Try again; look for other programs that write to the antiphon tables."
     elif state == "42501":
         reason, text = "permission", f"denies access: {said}"
         hint = f"Grant the role in {_SETTING} its rights, or migrate as the owner."

@@ -107,11 +107,11 @@ class Engine:
         async def work(connection: Connection) -> Rows:
             if then is None:
                 return await connection.fetch(name, values, prepare=prepare)
-            await connection.script("BEGIN")
+            await connection.begin()
             rows = await connection.fetch(name, values, prepare=prepare)
             for following, its_params in then(rows):
                 await connection.fetch(following, storable(its_params), prepare=prepare)
-            await connection.script("COMMIT")
+            await connection.end()
             return rows
 
         return await self._attempts(name, work, once)

@@ -50,14 +50,15 @@ async def ensure_schema(connection: Connection, options: Options, *, migrate: bo
             path="store",
             hint="Create a database with: CREATE DATABASE antiphon ENCODING 'UTF8' TEMPLATE template0.",
         )
-    await connection.script("BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
+    await connection.begin()
     try:
+        await connection.script("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
         await _apply_pending(connection, options, latest)
     except BaseException:
         if connection.connected():
             await connection.script("ROLLBACK")
         raise
-    await connection.script("COMMIT")
+    await connection.end()
     return latest
 
 
