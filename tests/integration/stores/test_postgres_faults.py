@@ -330,6 +330,24 @@ def test_a_frozen_server_does_not_freeze_the_caller(
         server.resume()
 
 
+def test_a_statement_to_a_frozen_server_is_given_up_in_its_time(
+    postgres_server: StartServer, monkeypatch: pytest.MonkeyPatch, ticks: Ticks
+) -> None:
+    """Trying again would only wait as long again."""
+    monkeypatch.setattr("antiphon.stores.postgres.connection._GRACE_S", 0.5)
+    server = postgres_server()
+    journal = PostgresStore(server.url, statement_timeout_s=0.5, reconnect_s=20).open_sync()
+    journal.ping()
+    server.pause()
+    try:
+        start = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"did not answer in time.*\[store\] url.*may or may not"):
+            journal.read("k")
+        assert ticks.since(start) < 10
+    finally:
+        server.resume()
+
+
 def test_wrong_addresses_fail_at_once_and_keep_their_secrets(postgres_database: str, ticks: Ticks) -> None:
     parts = psycopg.conninfo.conninfo_to_dict(postgres_database)
     elsewhere = f"postgresql://ada:s3cret-word@127.0.0.1:1/{parts['dbname']}"
@@ -381,7 +399,16 @@ def test_a_read_only_server_is_named_as_such(postgres_database: str) -> None:
     with pytest.raises(StoreUnavailable, match=r"is read-only.*\[store\] url.*primary"):
         journal.begin(request_for("k"))
     assert journal.read("k") is None
+    assert journal.ping()["readOnly"] is True
     journal.close()
+
+
+def test_a_role_without_connections_left_is_named_as_such(postgres_database: str, unique: str) -> None:
+    look(postgres_database, f"CREATE ROLE {unique} LOGIN CONNECTION LIMIT 0")
+    dsn = psycopg.conninfo.make_conninfo(postgres_database, user=unique)
+    with pytest.raises(StoreUnavailable, match=r"gives no connection: .*for role.*Raise its limits"):
+        PostgresStore(dsn).open_sync().ping()
+    look(postgres_database, f"DROP ROLE {unique}")
 
 
 def test_a_full_server_is_named_as_such(postgres_server: StartServer) -> None:

@@ -16,7 +16,7 @@ SELECT current_setting('default_transaction_isolation')
 
 -- name: server
 SELECT
-    current_setting('server_version'), current_setting('server_encoding'), pg_is_in_recovery(),
+    current_setting('server_version'), current_setting('server_encoding'), current_setting('transaction_read_only')::boolean,
     current_setting('synchronous_commit'), current_setting('fsync'), current_database()::text
 
 -- name: has_migrations

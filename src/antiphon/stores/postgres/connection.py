@@ -6,6 +6,7 @@ Did the statement take effect, may it be tried again, what to tell people.
 from __future__ import annotations
 
 import os
+import re
 import select
 import threading
 import weakref
@@ -33,11 +34,13 @@ _REFUSED = (
     "authentication failed",
     "no password supplied",
     "no pg_hba.conf entry",
-    "role ",
+    "is not permitted to log in",
     "certificate",
     "SCRAM",
     "peer authentication",
 )
+_NO_ROLE = re.compile('role ".*" does not exist')
+_FULL = ("too many clients", "too many connections", "connection slots are reserved")
 _GRACE_S = 5.0
 _IDLE_S = 120.0
 _LIFETIME_S = 3600.0
@@ -254,6 +257,7 @@ class Fate(Enum):
 
     REDO = "not executed; retry"
     LOST = "connection lost, outcome unknown"
+    SILENT = "no answer in time, outcome unknown; another try would only wait as long"
     STALE = "this connection leads to a server that takes no writes; another one may not"
     FAILED = "certainly not done, and trying again would not help"
 
@@ -278,9 +282,9 @@ def fate_of(error: Exception, *, connected: bool, idle: bool) -> Fate:
     if state == "25006":
         return Fate.STALE
     # A server that goes down may say so after it has committed, so that message proves nothing.
-    if not connected or state.startswith(("57P", "08")) or (not state and not idle):
+    if not connected or state.startswith(("57P", "08")):
         return Fate.LOST
-    return Fate.FAILED
+    return Fate.FAILED if state or idle else Fate.SILENT
 
 
 def cannot_connect(error: Exception, url: str) -> Unreachable | ConfigError:
@@ -292,7 +296,12 @@ def cannot_connect(error: Exception, url: str) -> Unreachable | ConfigError:
             hint=f"Write {_SETTING} as postgresql://user:password@host:port/database.",
         )
     said = _first_line(error)
-    if any(word in said for word in _REFUSED):
+    if any(word in said for word in _FULL):
+        return Unreachable(
+            f"PostgreSQL at {url} gives no connection: {said}",
+            hint=f"Raise its limits, or use fewer max_connections in {_SETTING}. Nothing was written.",
+        )
+    if any(word in said for word in _REFUSED) or _NO_ROLE.search(said):
         return Unreachable(
             f"PostgreSQL at {url} refused the login: {said}",
             hint=f"Check user, password and TLS options in {_SETTING}. Nothing was written.",
@@ -308,6 +317,14 @@ def connection_lost(error: Exception, url: str) -> Unreachable:
     return Unreachable(
         f"The connection to PostgreSQL at {url} broke: {_first_line(error)}",
         hint="The statement may or may not have taken effect.",
+    )
+
+
+def no_answer(url: str) -> Unreachable:
+    """For a server that is connected and silent."""
+    return Unreachable(
+        f"PostgreSQL at {url} did not answer in time.",
+        hint=f"Check that the server in {_SETTING} is not frozen. The statement may or may not have taken effect.",
     )
 
 

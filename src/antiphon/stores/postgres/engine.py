@@ -38,6 +38,7 @@ from antiphon.stores.postgres.connection import (
     connection_lost,
     done,
     fate_of,
+    no_answer,
     no_free_connection,
     open_pool,
     refused,
@@ -180,15 +181,20 @@ class Engine:
 
     async def _after(self, fate: Fate, error: Exception, name: str, once: bool, retries: _Retries) -> None:
         """Return if the statement is to be tried again, else raise."""
-        if fate is Fate.LOST:
-            lost = connection_lost(error, self._url)
+        if fate in (Fate.LOST, Fate.SILENT):
+            lost = self._lost(fate, error)
             if once:
                 raise AnswerLost(lost) from error
+            if fate is Fate.SILENT:
+                raise lost from error
             await self._pause_or(lost, retries)
         elif fate is Fate.REDO and retries.redo():
             await done(self._sleep(random.uniform(0, 0.01)))
         else:
             raise refused(error, self._url, name) from error
+
+    def _lost(self, fate: Fate, error: Exception) -> Unreachable:
+        return no_answer(self._url) if fate is Fate.SILENT else connection_lost(error, self._url)
 
     async def _take(self, retries: _Retries) -> tuple[Pool, Connection]:
         """A connection and its pool. A server that has been there before is waited for while retries are left."""
@@ -264,8 +270,9 @@ class Engine:
                 self._ready = True
         except psycopg.Error as error:
             connected = bool(error.sqlstate) if connection is None else connection.connected()
-            if fate_of(error, connected=connected, idle=True) is Fate.LOST:
-                raise connection_lost(error, self._url) from error
+            fate = fate_of(error, connected=connected, idle=connection is None or connection.idle())
+            if fate in (Fate.LOST, Fate.SILENT):
+                raise self._lost(fate, error) from error
             raise refused(error, self._url, "connect") from error
         finally:
             if connection is not None:

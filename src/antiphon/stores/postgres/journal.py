@@ -168,7 +168,7 @@ class PostgresJournal(PostgresLog):
         start = time.perf_counter()
         await self._engine.run("now", {})
         latency = (time.perf_counter() - start) * 1000
-        version, _, recovering, synchronous, fsync, database = (await self._engine.run("server", {}, prepare=False))[0]
+        version, _, read_only, synchronous, fsync, database = (await self._engine.run("server", {}, prepare=False))[0]
         warnings = []
         if fsync != "on":
             warnings.append("fsync is off: a crash of the server can lose claims or damage the database")
@@ -182,7 +182,7 @@ class PostgresJournal(PostgresLog):
             "durable": self.durable and not warnings,
             "fsync": fsync == "on",
             "synchronousCommit": synchronous,
-            "readOnly": recovering,
+            "readOnly": read_only,
             "latencyMs": round(latency, 3),
             "warnings": warnings,
         }
