@@ -36,10 +36,6 @@ _LOOK_EVERY_S = 0.002
 """How often a process that seals looks at its key file: a look costs as much as sealing."""
 
 
-def _nothing() -> None:
-    """Nobody has to be told."""
-
-
 class Sealer:
     """Seals under one key, and unseals under that one and any *older* one.
 
@@ -87,13 +83,10 @@ class Sealer:
         return cls(keys[0], keys[1:])
 
     @classmethod
-    def from_key_file(cls, path: str | os.PathLike[str], made: Callable[[], object] = _nothing) -> Sealer:
-        """From a key file, made on first need with mode 0600; of many processes that try at once, one makes it.
-
-        That one is told: *made*.
-        """
+    def from_key_file(cls, path: str | os.PathLike[str]) -> Sealer:
+        """From a key file, made on first need with mode 0600; of many processes that try at once, one makes it."""
         file = Path(path)
-        keys = _made_keys(file, made)
+        keys = _made_keys(file)
         sealer = cls(keys[0], keys[1:])
         sealer._file, sealer._seen = file, _stamp(file)
         return sealer
@@ -252,10 +245,10 @@ def _usable(file: Path, act: Callable[[], T]) -> T:
         ) from error
 
 
-def _made_keys(file: Path, made: Callable[[], object]) -> list[bytes]:
-    """The keys of a key file, which is made if there is none; *made* is told then."""
-    if not file.exists() and _usable(file, lambda: write_keys(file, [os.urandom(KEY_BYTES)], new=True)):
-        made()
+def _made_keys(file: Path) -> list[bytes]:
+    """The keys of a key file, which is made if there is none."""
+    if not file.exists():
+        _usable(file, lambda: write_keys(file, [os.urandom(KEY_BYTES)], new=True))
     return read_keys(file)
 
 
@@ -278,11 +271,10 @@ class FingerprintKeys:
     read again; one that cannot be read any more leaves the known keys.
     """
 
-    __slots__ = ("_file", "_keys", "_made", "_seen")
+    __slots__ = ("_file", "_keys", "_seen")
 
-    def __init__(self, given: bytes | str | None, file: Path | None, made: Callable[[], object] = _nothing) -> None:
+    def __init__(self, given: bytes | str | None, file: Path | None) -> None:
         self._file = file if given is None else None
-        self._made = made
         self._keys = _derived(_keys_in(given) if isinstance(given, str) else [given or b""])
         self._seen: object = FingerprintKeys  # no stamp: it was not read yet
 
@@ -290,7 +282,7 @@ class FingerprintKeys:
         """The keys as they are now."""
         if self._file is not None and (stamp := _stamp(self._file)) != self._seen:
             with contextlib.suppress(StoreError):
-                self._keys = _derived(read_keys(self._file) if self._keys else _made_keys(self._file, self._made))
+                self._keys = _derived(read_keys(self._file) if self._keys else _made_keys(self._file))
             self._seen = stamp
         return self._keys
 

@@ -7,8 +7,6 @@ import functools
 import logging
 import os
 import socket
-import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +22,7 @@ from antiphon.config.place import DATABASE, Place, state_place, test_stores
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
 from antiphon.decide.loop import LoopPolicy
 from antiphon.errors import ConfigError
-from antiphon.ports import Blobs, Clock, Listener, Store, SyncJournal
+from antiphon.ports import Blobs, Clock, Listener, Store
 
 if TYPE_CHECKING:
     from antiphon._gateway.ids import Fingerprints
@@ -333,7 +331,6 @@ def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
     """The key that seals secrets in claim records: a configured one, or a file beside the SQLite database (R14)."""
     file = seal_key_file(config, store)
     given = getattr(store, "seal_key", None)
-    made = _after_new_key(config, store)
 
     @functools.cache
     def sealer() -> Any:
@@ -342,72 +339,21 @@ def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
         from antiphon._seal import Sealer
 
         if given is None:
-            return Sealer.from_key_file(file, made)  # type: ignore[arg-type]
+            return Sealer.from_key_file(file)  # type: ignore[arg-type]
         return Sealer.from_text(given) if isinstance(given, str) else Sealer(given)
 
     return sealer
-
-
-_LOOKED_AT = 10_000
-"""Claims that are asked for the key of their results: the newest ones."""
-
-
-def sealed_with(journal: SyncJournal, tenant: str) -> Counter[str]:
-    """The ids of the keys that results of the newest calls are sealed with, and how many each; not of large results."""
-    from antiphon._seal import key_id_in
-
-    claims = journal.list(tenant=tenant, limit=_LOOKED_AT)
-    return Counter(key_id_in(record.payload_sealed) for record in claims if isinstance(record.payload_sealed, str))
-
-
-def _after_new_key(config: Config, store: Store) -> Callable[[], None]:
-    """What has to be done when a key file was made for the store: unless that is new as well, look into it.
-
-    In a thread, because a key is made when a step of the store needs it.
-    """
-    path = getattr(store, "path", None)
-    is_new = store.in_process or (path is not None and not Path(path).exists())
-
-    def look() -> None:
-        if not is_new:
-            name = "antiphon-seal-key"
-            threading.Thread(target=_warn_of_lost_keys, args=(config, store), name=name, daemon=True).start()
-
-    return look
-
-
-def _warn_of_lost_keys(config: Config, store: Store) -> None:
-    """A new key file was made for the store: say so if it has results that were sealed with another key."""
-    try:
-        journal = store.open_sync()
-        try:
-            lost = sealed_with(journal, config.gateway.tenant)
-        finally:
-            journal.close()
-    except Exception:  # whatever the store says: the call that needs the key goes on
-        log.debug("the store cannot be asked for its seal keys", exc_info=True)
-        return
-    if lost:
-        log.warning(
-            "made a new seal key in %s, although results in %s are sealed with %s and cannot be read without it. Put"
-            " the old key back, from its backup; see: antiphon doctor",
-            seal_key_file(config, store),
-            store.url,
-            ", ".join(sorted(lost)),
-        )
 
 
 def fingerprints_of(config: Config, store: Store) -> Fingerprints:
     """What names claims in results, logs and spans: made under a key that is derived from the store's seal key."""
     from antiphon._gateway.ids import Fingerprints
 
-    made = _after_new_key(config, store)
-
     @functools.cache
     def secrets() -> Callable[[], tuple[bytes, ...]]:
         from antiphon._seal import FingerprintKeys
 
-        return FingerprintKeys(getattr(store, "seal_key", None), seal_key_file(config, store), made)
+        return FingerprintKeys(getattr(store, "seal_key", None), seal_key_file(config, store))
 
     return Fingerprints(lambda: secrets()(), in_process=store.in_process)
 

@@ -9,11 +9,13 @@ from typing import NamedTuple
 
 from antiphon._diff import plural
 from antiphon._seal import Sealer, key_id_in, key_ids
-from antiphon.config.wiring import seal_key_file, sealed_with
+from antiphon.config.wiring import seal_key_file
 from antiphon.contract.events import RunManifest
 from antiphon.errors import StoreError
 from antiphon.ops.app import Antiphon
 
+_CLAIMS = 10_000
+"""Claims that are asked for the key of their results: the newest ones."""
 _RUNS = 1_000
 """Recordings that are asked for the key of their originals: the newest ones."""
 
@@ -49,7 +51,7 @@ def seal_keys(app: Antiphon) -> SealKeys:
     except StoreError as error:
         troubles.append(Trouble("error", error.message, error.hint))
     where = "which is not configured here" if file is None else f"which is not in {file}"
-    results = {key: n for key, n in sealed_with(app.journal, app.tenant).items() if key not in known}
+    results = {key: n for key, n in _sealed_with(app).items() if key not in known}
     for key, n in results.items():
         text = f"{plural(n, 'result')} of calls {'is' if n == 1 else 'are'} sealed with key {key}, {where}"
         hint = "Put the key back, from its backup. Until then a repeat of such a call fails with result_not_kept."
@@ -71,3 +73,9 @@ def _closed(app: Antiphon) -> Iterator[RunManifest]:
                     yield manifest
             except StoreError:  # the key file cannot be read
                 yield manifest
+
+
+def _sealed_with(app: Antiphon) -> Counter[str]:
+    """The ids of the keys that results of the newest calls are sealed with, and how many each; not of large results."""
+    claims = app.journal.list(tenant=app.tenant, limit=_CLAIMS)
+    return Counter(key_id_in(record.payload_sealed) for record in claims if isinstance(record.payload_sealed, str))

@@ -156,8 +156,8 @@ def test_a_damaged_payload_is_repaired(tmp_path: Path, state: Path, command: Com
     gateway.close()
     command("backup", "copy")
     payload = large_file(state)
-    (note,) = (state / "blobs/stores").iterdir()
-    whole = {file: damage(file) for file in (payload, note)}
+    notes = tuple((state / "blobs/stores").iterdir())
+    whole = {file: damage(file) for file in (payload, *notes)}
     spoilt = payload.read_bytes()
     said = json.loads(command("restore", "copy", "--force", "--json").stdout)
     assert {file: file.read_bytes() for file in whole} == whole

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,31 +116,15 @@ def test_backup_warns_in_the_words_of_doctor(
     assert json.loads(Path("copy/backup.json").read_text())["sealKeyIds"] == [key], "restore asks for it"
 
 
-def test_a_repeated_call_names_the_lost_key(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_repeated_call_names_the_lost_key(file: Path) -> None:
     key = lose(file)
     app = antiphon.Antiphon()
     pay = pay_in(app)
-    with caplog.at_level(logging.WARNING, "antiphon.config"):
-        with pytest.raises(ResultNotKept) as caught:
-            app.record(lambda: pay("o1"))
-        for thread in threading.enumerate():
-            if thread.name == "antiphon-seal-key":
-                thread.join()
+    with pytest.raises(ResultNotKept) as caught:
+        app.record(lambda: pay("o1"))
     text = str(caught.value)
     assert f"'{key}' is not in the key file {file}" in text
     assert "its result cannot be read" in text
     assert "Put that key back" in text
     assert "could not be stored" not in text
     assert "Return a value" not in text
-    (warning,) = [one.getMessage() for one in caplog.records if "made a new seal key" in one.getMessage()]
-    assert f"made a new seal key in {file}, although results in " in warning
-    assert f"are sealed with {key} and cannot be read" in warning
-
-
-def test_the_first_key_of_a_store_is_made_without_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "state"))
-    pay_in(antiphon.Antiphon())("o1")
-    assert (tmp_path / "state/antiphon.db.seal-key").exists()
-    assert not [one for one in caplog.records if "seal key" in one.getMessage()]
