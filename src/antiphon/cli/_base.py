@@ -297,9 +297,9 @@ def _listening(host: str, port: int) -> list[Any]:
         raise _no_address(host, error) from None
     sockets: list[socket.socket] = []
     refused: OSError | None = None
-    for family, kind, protocol, _, address in found:
+    for family, _, _, _, address in found:
         try:
-            sockets.append(_bound(socket.socket(family, kind, protocol), (address[0], port, *address[2:])))
+            sockets.append(socket.create_server((address[0], port, *address[2:]), family=family))
             port = sockets[0].getsockname()[1]
         except OSError as error:
             refused = error
@@ -322,22 +322,6 @@ _NO_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 def _no_address(host: str, error: OSError) -> errors.InvalidInput:
     text = f"{host} is no address of this machine: {error.strerror}."
     return errors.InvalidInput(text, hint="Choose another: --host ADDRESS")
-
-
-def _bound(one: Any, address: tuple[Any, ...]) -> Any:
-    """The socket, listening at *address*."""
-    import socket
-
-    try:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if one.family == socket.AF_INET6:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        one.bind(address)
-        one.listen()
-    except OSError:
-        one.close()
-        raise
-    return one
 
 
 def ended_with(code: int) -> str:
