@@ -53,6 +53,25 @@ def test_a_call_interrupted_at_each_moment(kind: str, step: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
+@pytest.mark.parametrize(("kind", "step"), [("sqlite", 1), ("redis", 97), ("postgres", 1)])
+def test_the_first_step_of_a_store_interrupted_at_each_moment(kind: str, step: int) -> None:
+    """It connects; whoever comes next does not wait for what it held."""
+    with store_of(kind) as store:
+        at, interrupted = 0, True
+        while interrupted:
+            at += step
+            journal = store.open_sync()
+            interrupted = Interrupt(at, f"/stores/{kind}/").run(lambda: journal.list(tenant="default"))  # noqa: B023
+            found: list[Any] = []
+            again = threading.Thread(target=lambda: found.append(journal.list(tenant="default")), daemon=True)  # noqa: B023
+            again.start()
+            again.join(PATIENCE_S)
+            assert found == [[]], f"the next one waits for ever after an interrupt at moment {at}"
+            journal.close()
+        assert at > 20
+
+
+@pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "postgres"])
 def test_one_who_waits_interrupted_at_each_moment(kind: str) -> None:
     """Others who wait for the same call get its answer."""

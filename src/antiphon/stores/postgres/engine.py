@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -148,13 +149,17 @@ class Engine:
         """Close the idle connections; those in use close when they come back."""
         if self._pid != os.getpid():
             self._start()
-        await done(self._opening.acquire())
-        try:
-            self._closed = True
-            if self._pool is not None:
-                await done(self._pool.close())
-        finally:
-            self._opening.release()
+        await self._alone(self._close)
+
+    async def _close(self) -> None:
+        self._closed = True
+        if self._pool is not None:
+            await done(self._pool.close())
+
+    async def _alone(self, work: Callable[[], Awaitable[T]]) -> T:
+        """*work* while nobody else opens or closes the pool. An interrupt anywhere in it leaves the lock free."""
+        with self._opening:
+            return await work()
 
     async def _attempts(self, name: str, work: Work, once: bool) -> Rows:
         retries = _Retries(self.options.reconnect_s)
@@ -166,17 +171,17 @@ class Engine:
                 fate = fate_of(error, connected=connection.connected(), idle=connection.idle())
                 if fate is Fate.LOST or not connection.idle():
                     connection.drop()
-                await done(pool.putconn(connection))
+                await _give_back(pool, connection)
                 if fate is Fate.STALE and retries.switch():
                     await done(pool.drain())
                 else:
                     await self._after(fate, error, name, once, retries)
             except BaseException:
                 connection.drop()
-                await done(pool.putconn(connection))
+                await _give_back(pool, connection)
                 raise
             else:
-                await done(pool.putconn(connection))
+                await _give_back(pool, connection)
                 return rows
 
     async def _after(self, fate: Fate, error: Exception, name: str, once: bool, retries: _Retries) -> None:
@@ -236,29 +241,27 @@ class Engine:
             self._start()
         if self._pool is not None and not self._pool.closed:
             return self._pool
-        came = time.monotonic()
-        await done(self._opening.acquire())
-        try:
-            if self._closed:
-                raise closed()
-            if self._pool is not None and not self._pool.closed:
-                return self._pool
-            if self._failure is not None and self._failure[0] > came:
-                raise copy.copy(self._failure[1])
-            try:
-                await self._check_server()
-            except Exception as error:
-                self._failure = time.monotonic(), error
-                raise
-            self._failure = None
-            self._failed_connects = 0
-            self._pool = await open_pool(self._kind, self.options)
-            if self._finalizer is not None:
-                self._finalizer.detach()
-            self._finalizer = close_with(self, self._pool)
+        return await self._alone(partial(self._opened, time.monotonic()))
+
+    async def _opened(self, came: float) -> Pool:
+        if self._closed:
+            raise closed()
+        if self._pool is not None and not self._pool.closed:
             return self._pool
-        finally:
-            self._opening.release()
+        if self._failure is not None and self._failure[0] > came:
+            raise copy.copy(self._failure[1])
+        try:
+            await self._check_server()
+        except Exception as error:
+            self._failure = time.monotonic(), error
+            raise
+        self._failure = None
+        self._failed_connects = 0
+        self._pool = await open_pool(self._kind, self.options)
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        self._finalizer = close_with(self, self._pool)
+        return self._pool
 
     async def _check_server(self) -> None:
         """Connect in the caller's turn, and look after the schema if nobody has."""
@@ -283,6 +286,14 @@ class Engine:
         if pause is None:
             raise error
         await done(self._sleep(pause))
+
+
+async def _give_back(pool: Pool, connection: Connection) -> None:
+    try:
+        await done(pool.putconn(connection))
+    except (KeyboardInterrupt, SystemExit):
+        await done(pool.close())  # it may count a connection that it does not have
+        raise
 
 
 class _Retries:
@@ -346,6 +357,10 @@ class AsyncEngine(Engine):
             if not task.cancelled():
                 task.exception()  # seen: the caller gets the cancellation
             raise
+
+    async def _alone(self, work: Callable[[], Awaitable[T]]) -> T:
+        async with self._opening:
+            return await work()
 
     def on_loop(self, callback: Callable[[T], None]) -> Callable[[T], None]:
         """*callback*, called in the event loop."""
