@@ -65,11 +65,6 @@ def written(params: Mapping[str, Any], left_out: frozenset[str] = frozenset()) -
     return fields, writer.tags > 0
 
 
-def json_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters in JSON's own types, whatever they are: for those who only look at them."""
-    return written(params, frozenset(params))[0]
-
-
 def _written(params: Mapping[str, Any], left_out: frozenset[str], writer: _Writer) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in params.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import keyword
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -22,6 +22,7 @@ from antiphon.decide.failure import Failure, Phase
 from antiphon.errors import InvalidInput, class_name
 
 Kind = Literal["sync", "async", "generator", "async_generator"]
+BIND = "Register the bound one, below the class: gateway.tool(idempotent=...)(thing.method)."
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -104,7 +105,7 @@ class Tool:
         if params and params[0].name in ("self", "cls") and params[0].kind in _PLAIN:
             raise InvalidInput(
                 f"{self.full_name} is an unbound method: {params[0].name!r} is not a call argument.",
-                hint="Register the bound one: gateway.tool(idempotent=...)(thing.method).",
+                hint=BIND,
             )
         plain = self.signature is not None and all(p.kind in _PLAIN for p in params)
         self.names: tuple[str, ...] = (
@@ -128,7 +129,7 @@ class Tool:
         self.key_of: Callable[[dict[str, Any]], Any] | None = _key_function(spec, self.accepts)
         """What a call is about, from its arguments; ``None`` if the tool does not say."""
         self.reconcile_wants_context: bool = spec.reconcile is not None and takes_two(spec.reconcile)
-        _check_reconcile(spec, self.accepts)
+        _check_reconcile(spec, params)
         self.decode: Callable[[bytes], Any] = codec.decoder(_return_type(function, self.signature), self.full_name)
         self.configure(spec, settings)
 
@@ -332,23 +333,47 @@ def _names(params: list[inspect.Parameter]) -> tuple[tuple[str, ...], frozenset[
     return required, frozenset(p.name for p in params)
 
 
-def _check_reconcile(spec: ToolSpec, accepts: frozenset[str] | None) -> None:
+def _check_reconcile(spec: ToolSpec, params: list[inspect.Parameter]) -> None:
     """One that takes the tool's own parameters would look up the wrong thing and say: it did not happen."""
     signature = None if spec.reconcile is None else _signature(spec.reconcile)
-    if signature is None:
+    if spec.reconcile is None or signature is None:
         return
-    names = [p.name for p in signature.parameters.values() if p.default is p.empty]
-    wrong = len(names) > 1 and accepts is not None and accepts.issuperset(names)
-    if not wrong and spec.reconcile is not None and not takes_two(spec.reconcile):
+    own = {p.name: p for p in params}
+    taken = list(signature.parameters.values())
+    given = [p for p in taken if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:2]
+    wrong = any(
+        p.name in own and not (_takes_context(p) if number else _takes_all(p, own[p.name]))
+        for number, p in enumerate(given)
+    )
+    if not wrong and not takes_two(spec.reconcile):
         try:
             signature.bind({})
         except TypeError:
             wrong = True
     if wrong:
         raise InvalidInput(
-            f"reconcile of {spec.name!r} takes {', '.join(names) or 'nothing'}.",
-            hint="It is given the parameters as one dict, and the context if it takes two: def reconcile(params).",
+            f"reconcile of {spec.name!r} takes {', '.join(p.name for p in taken) or 'nothing'}.",
+            hint="It is given all parameters as one dict, and the context if it takes two: def reconcile(params).",
         )
+
+
+def _takes_all(parameter: inspect.Parameter, own: inspect.Parameter) -> bool:
+    """Whether the first parameter of a ``reconcile``, called like one of the tool's, is meant for all of them."""
+    if parameter.name == "params":
+        return True
+    return _is_mapping(parameter) and own.annotation is not own.empty and not _is_mapping(own)
+
+
+def _takes_context(parameter: inspect.Parameter) -> bool:
+    """Whether the second one is meant for the context."""
+    return parameter.name in ("ctx", "context") or _is_context(parameter)
+
+
+def _is_mapping(parameter: inspect.Parameter) -> bool:
+    annotation = getattr(parameter.annotation, "__origin__", parameter.annotation)
+    if isinstance(annotation, str):
+        return annotation.partition("[")[0].split(".")[-1] in ("dict", "Dict", "Mapping", "MutableMapping")
+    return isinstance(annotation, type) and issubclass(annotation, Mapping)
 
 
 def takes_two(function: Callable[..., Any]) -> bool:
@@ -366,12 +391,16 @@ def takes_two(function: Callable[..., Any]) -> bool:
 def _context_param(signature: inspect.Signature | None) -> str | None:
     """The parameter that wants the call's context: by its type, or an unannotated one called ``ctx``."""
     for parameter in signature.parameters.values() if signature else ():
-        annotation = parameter.annotation
-        if annotation is CallContext or (isinstance(annotation, str) and annotation.split(".")[-1] == "CallContext"):
+        if _is_context(parameter):
             return parameter.name
-        if parameter.name == "ctx" and annotation is inspect.Parameter.empty and parameter.kind in _PLAIN:
+        if parameter.name == "ctx" and parameter.annotation is parameter.empty and parameter.kind in _PLAIN:
             return parameter.name
     return None
+
+
+def _is_context(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    return annotation is CallContext or (isinstance(annotation, str) and annotation.split(".")[-1] == "CallContext")
 
 
 def name_of(function: Callable[..., Any]) -> str:

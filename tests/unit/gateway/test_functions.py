@@ -54,6 +54,24 @@ def test_a_method_is_registered_with_its_object() -> None:
     assert gateway.tool(idempotent=True)(Desk().price)(2) == 14
 
 
+def test_a_classmethod_is_registered_with_its_class() -> None:
+    gateway = Rig().gateway
+    with pytest.raises(InvalidInput, match=r"classmethod.* is not a function.*bound one, below the class"):
+
+        class Wrong:
+            @gateway.tool(idempotent=True)
+            @classmethod
+            def price(cls, n: int) -> int:
+                return n
+
+    class Desk:
+        @classmethod
+        def price(cls, n: int) -> int:
+            return 7 * n
+
+    assert gateway.tool(idempotent=True)(Desk.price)(2) == 14
+
+
 def test_a_callable_without_a_name_needs_one() -> None:
     gateway = Rig().gateway
     for function in (functools.partial(max, 3), lambda n: max(3, n)):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
@@ -18,6 +22,20 @@ from antiphon.ports import Claimed
 from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig, Script, request_of
 
 _DAY_S = 24 * 3_600 + 1
+
+
+class _Params(TypedDict):
+    order: str
+
+
+def _annotated(name: str, annotation: Any) -> Callable[..., Any]:
+    """A ``reconcile`` whose only parameter has this name and type."""
+
+    def reconcile(_: Any) -> None: ...
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    reconcile.__signature__ = inspect.Signature([inspect.Parameter(name, kind, annotation=annotation)])  # type: ignore[attr-defined]
+    return reconcile
 
 
 def test_the_model_is_told_to_verify() -> None:
@@ -157,6 +175,65 @@ def test_an_asynchronous_reconcile_is_refused_by_the_synchronous_face() -> None:
 
     with pytest.raises(InvalidInput, match="AsyncGateway"):
         Rig().tool(reconcile=look_up)
+
+
+def _charge(order: str, details: dict[str, str], context: str, note=None, **more: Any) -> str:  # type: ignore[no-untyped-def]
+    return order
+
+
+def _charge_by_params(params: dict[str, str]) -> str:
+    return params["order"]
+
+
+@pytest.mark.parametrize(
+    "reconcile",
+    [
+        lambda order: None,
+        lambda order, /: None,
+        lambda order, details=None: None,
+        lambda order, **more: None,
+        lambda details: None,
+        lambda note: None,
+        lambda params, order: None,
+        lambda params, order=None: None,
+        lambda params, *, order: None,
+        lambda *, order=None: None,
+        lambda **params: None,
+        *(_annotated("order", annotation) for annotation in (str, "str", Any, dict[str, str] | str)),
+        *(_annotated("details", annotation) for annotation in (dict, "dict[str, str]")),
+        _annotated("note", dict),
+    ],
+)
+def test_a_reconcile_with_the_parameters_of_the_tool_is_refused(reconcile: Callable[..., Any]) -> None:
+    gateway = Gateway(store="memory:")
+    with pytest.raises(InvalidInput, match=r"reconcile of '_charge' takes .*as one dict.*def reconcile\(params\)"):
+        gateway.tool(idempotent=False, reconcile=reconcile)(_charge)
+
+
+@pytest.mark.parametrize(
+    "reconcile",
+    [
+        lambda params: None,
+        lambda p: None,
+        lambda args, ctx: None,
+        lambda params, context: None,
+        lambda *args: None,
+        lambda params, ctx=None, order=None: None,
+        lambda params, *, order=None: None,
+        functools.partial(lambda ledger, params: None, []),
+        *(
+            _annotated("order", annotation)
+            for annotation in (dict, dict[str, Any], Mapping[str, Any], "dict[str, Any]")
+        ),
+        *(_annotated("order", annotation) for annotation in ("t.Mapping[str, Any]", typing.Dict[str, Any], _Params)),  # noqa: UP006
+        _annotated("params", str),
+    ],
+)
+@pytest.mark.parametrize("tool", [_charge, _charge_by_params])
+def test_a_reconcile_that_takes_all_parameters_as_one_is_accepted(
+    tool: Callable[..., Any], reconcile: Callable[..., Any]
+) -> None:
+    Gateway(store="memory:").tool(idempotent=False, reconcile=reconcile)(tool)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
