@@ -32,8 +32,8 @@ GRACE_S = 0.1
 """After the deadline of a call, to write down what came of it."""
 _LEAST_S = 0.01
 _LOOK_S, _LONGEST_LOOK_S = 0.05, 0.1
-PAUSE_S = 0.1
-"""Between two looks at a store that does not work."""
+PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+"""Between two looks at a store that does not work: twice as long each time. A call that comes has it looked at now."""
 _TRIAL_S = 0.25
 """How long one call at a time waits for the next look; one at a store that works takes less."""
 _MOST_WAITING = 1000
@@ -76,6 +76,7 @@ class StoreBreaker:
         self._worlds: weakref.WeakSet[Opens] = weakref.WeakSet()
         self._why = StoreError(f"The store {url} does not work.")
         self._probe_at = 0.0
+        self._pause_s = PAUSE_S
         self._trial: Future[None] | None = None
         """Of the call that waits for the next look at the store."""
         self._waiting: Future[None] | None = None
@@ -106,6 +107,7 @@ class StoreBreaker:
             self._why = error
             self.is_open = True
             self._probe_at = 0.0
+            self._pause_s = PAUSE_S
             for world in list(self._worlds):
                 world.shut()
         log.warning("the store %s does not work: calls are told at once until it does: %s", self.url, error)
@@ -133,10 +135,12 @@ class StoreBreaker:
 
     def not_yet(self, error: StoreError) -> float:
         """The store does not work yet; seconds until the next look."""
+        pause = self._pause_s
         self._why = error
-        self._probe_at = self._clock.monotonic() + PAUSE_S
+        self._pause_s = min(2 * pause, _LONGEST_PAUSE_S)
+        self._probe_at = self._clock.monotonic() + pause
         self._looked_at(self._waiting)
-        return PAUSE_S
+        return pause
 
     def close(self) -> None:
         """The store works again."""

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from antiphon._gateway.settings import ToolOverride
+from antiphon._gateway.store_breaker import StoreBreaker
 from antiphon.contract.spec import BreakerPolicy
 from antiphon.errors import StoreUnavailable, StoreVersionError
 from antiphon.stores import MemoryStore
-from tests.unit.gateway.kit import AsyncRig, Rig
+from tests.unit.gateway.kit import AsyncRig, ManualClock, Rig
 
 
 class Faulty:
@@ -401,3 +402,25 @@ def test_a_slow_look_of_a_refused_call_does_not_shut_the_way_to_the_store() -> N
     rig.clock.advance(3_600)
     assert rig.execute(call_id="c2", params={"to": "eve"}).content == "sent"
     assert len(script) == 2
+
+
+def test_a_store_that_stays_away_is_asked_once_a_second_and_at_once_when_a_call_comes() -> None:
+    clock, store, woken = ManualClock(), Faulty(), threading.Event()
+    breaker = StoreBreaker(store.url, clock, on=True, wake=woken.set)
+    store.fail("renew")
+    breaker.open(StoreUnavailable("The store is gone."))
+    for pause in (0.1, 0.2, 0.4, 0.8, 1.0, 1.0):
+        assert breaker.probe(store.open_sync, clock.monotonic()) == pause
+        assert breaker.probe(store.open_sync, clock.monotonic()) == pytest.approx(pause), "it is not time yet"
+        clock.sleep(pause)
+    assert len(store.asked) == 6
+    woken.clear()
+    with pytest.raises(StoreUnavailable):
+        breaker.make_sure(0.0)
+    assert woken.is_set()
+    store.broken.clear()
+    assert breaker.probe(store.open_sync, clock.monotonic() - 0.5) == 0.0, "now, whatever the pause is"
+    breaker.close()
+    store.fail("renew")
+    breaker.open(StoreUnavailable("The store is gone again."))
+    assert breaker.probe(store.open_sync, clock.monotonic()) == 0.1
