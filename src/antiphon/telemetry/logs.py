@@ -43,9 +43,6 @@ class JsonLogListener:
         self._lines: Lines | None = None
         self._logger = logging.getLogger(logger)
         self._now_ms = now_ms
-        if logger == "antiphon" and not self._logger.handlers:
-            # A library that was not told where to write does not write to the screen.
-            self._logger.addHandler(logging.NullHandler())
 
     def wants(self, event: str) -> bool:
         """Whether the event would be written: ask before building its fields."""
@@ -71,16 +68,14 @@ class JsonLogListener:
 
 
 def _is_heard(logger: logging.Logger, level: int) -> bool:
-    """Whether a handler would write a line of *level*; where there is no handler at all, Python writes it itself."""
+    """Whether a handler would write a line of *level*; where there is none, Python itself need not write it."""
     at: logging.Logger | None = logger
-    silent = False
     while at is not None:
         for handler in at.handlers:
             if handler.level <= level and handler.__class__ is not logging.NullHandler:
                 return True
-            silent = True
         at = at.parent if at.propagate else None
-    return not silent
+    return False
 
 
 def json_logs(level: str | int = logging.INFO, stream: IO[str] | None = None) -> logging.Handler:

@@ -170,6 +170,23 @@ def test_handlers_may_come_and_go(logger: logging.Logger, listener: JsonLogListe
     assert len(late.records) == 1
 
 
+def test_without_a_handler_warnings_are_printed_and_events_are_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("", "antiphon"):
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
+    gateway = antiphon.Gateway(store=MemoryStore())
+
+    @gateway.tool(idempotent=True, effect="write", retry={"base_ms": 0})
+    def send() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        send()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tools/send is called outside any run, turn or key")
+
+
 def test_lines_propagate(logger: logging.Logger, listener: JsonLogListener) -> None:
     parent, kept = logging.getLogger("antiphon"), Kept()
     alone(logger, logging.NullHandler())
