@@ -25,7 +25,7 @@ from antiphon._gateway.settlement import hold_anew
 from antiphon._gateway.source import Opened
 from antiphon._gateway.steps import Step
 from antiphon._gateway.streams import AsyncStream, StreamState, SyncStream
-from antiphon._gateway.tool import Tool, awaiting, kind_of, name_of
+from antiphon._gateway.tool import BIND, Tool, awaiting, kind_of, name_of
 from antiphon._gateway.turns import Answer, AsyncSession, Session, TurnState, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract._base import UNSET
@@ -180,7 +180,11 @@ class BaseGateway:
         if getattr(function, _MARK, None) is self:
             return function
         if not callable(function):
-            raise InvalidInput(f"{function!r} is not a function.", hint=f"{_WRITE}.", path="$.function")
+            raise InvalidInput(
+                f"{function!r} is not a function.",
+                hint=BIND if isinstance(function, classmethod) else f"{_WRITE}.",
+                path="$.function",
+            )
         if spec is None:
             decorate: Any = self.tool(declared.pop("name", None), **declared)
             return decorate(function)  # type: ignore[no-any-return]
@@ -548,7 +552,12 @@ class AsyncGateway(BaseGateway):
 
     def _world(self) -> AsyncWorld:
         """What the running event loop reaches."""
-        loop = self._loop_of()
+        try:
+            loop = self._loop_of()
+        except RuntimeError:
+            raise RuntimeError(
+                "AsyncGateway needs a running asyncio event loop (anyio on asyncio has one, trio has none)."
+            ) from None
         if loop is self._last_loop:
             return self._last_world
         world = self._worlds.get(loop)

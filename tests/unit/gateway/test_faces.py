@@ -40,6 +40,17 @@ async def test_a_coroutine_behind_a_plain_decorator_is_awaited(timeout: float | 
     await gateway.close()
 
 
+def test_without_an_asyncio_loop_the_call_says_so() -> None:
+    gateway = AsyncGateway(Dependencies(store=MemoryStore()))
+
+    @gateway.tool(idempotent=True)
+    async def send(to: str) -> str:
+        return to
+
+    with pytest.raises(RuntimeError, match="AsyncGateway needs a running asyncio event loop"):
+        send("ada").send(None)
+
+
 async def test_nor_does_it_escape_its_time_limit() -> None:
     rig = AsyncRig()
     never = asyncio.Event()
