@@ -215,7 +215,7 @@ def mark_words(left: str, right: str) -> str:
     return "".join(marks[edit.op].format(edit.text) for edit in word_diff(left, right))
 
 
-def nearest(name: str, arguments: Any, candidates: Sequence[tuple[str, Any]], *, limit: int = 20) -> Nearest | None:
+def nearest(name: str, arguments: Any, candidates: Sequence[tuple[str, Any]]) -> Nearest | None:
     """The recorded call that is closest to (*name*, *arguments*): same name first, then most equal leaves.
 
     Cheap enough for ten thousand candidates; no embeddings. The earliest of equally close ones wins.
@@ -238,7 +238,7 @@ def nearest(name: str, arguments: Any, candidates: Sequence[tuple[str, Any]], *,
             best, best_score = place, score
     other, recorded = candidates[best]
     diffs = [FieldDiff("name", other, name)] if other != name else []
-    diffs += diff_values(recorded, arguments, limit=limit)
+    diffs += diff_values(recorded, arguments, limit=20)
     return Nearest(best, max(best_score, 0.0), diffs)
 
 

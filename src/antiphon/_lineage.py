@@ -71,10 +71,10 @@ engine_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 on_late: list[Callable[[Replay, str], None]] = []
 """Asked to tell about what a replay tries after its end."""
 
-on_left: list[Callable[[Replay, str, dict[str, Any] | None, bool], None]] = []
-"""Asked to tell, at the end of the process, what has not come by then and came after the end of the recording: the
-replay, a lane, what is left of it (``None``: nothing any more), and whether that is certain even if the end of the
-process cuts work off."""
+on_left: Callable[[Replay, str, dict[str, Any] | None, bool], None] | None = None
+"""Set in a process whose end is part of the verdict. It tells there what has not come by then and came after the end of
+the recording: the replay, a lane, what is left of it (``None``: nothing any more), and whether that is certain even if
+the end of the process cuts work off."""
 
 
 class Origin:
@@ -141,6 +141,10 @@ class Origin:
     def wait(self, seconds: float) -> None:
         """Wait for threads and futures that the run has started, and as long again for calls that are owed."""
         self._wait_for_work(seconds)
+        self.wait_for_owed(seconds)
+
+    def wait_for_owed(self, seconds: float) -> None:
+        """Wait for calls that the recording of a replay has after its end."""
         until = time.monotonic() + seconds
         while self.owed() and time.monotonic() < until:
             time.sleep(_POLL_S)

@@ -282,7 +282,7 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import open_recording
     from antiphon.ops.entry import GRACE_S
-    from antiphon.ops.execution import close, finish_late, watched
+    from antiphon.ops.execution import complete, watched
     from antiphon.ops.sandbox import sandboxed
 
     recording = open_recording(app, path)
@@ -291,7 +291,7 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
     given = getattr(item, "funcargs", {})
     own = [given["tmp_path"]] if "tmp_path" in given else []
     try:
-        with run.attached(), using(app), sandboxed(sandbox, item.nodeid, own) as tried:
+        with run.attached(), using(app), sandboxed(sandbox, item.nodeid, own) as result.escapes:
             try:
                 yield run
             finally:
@@ -306,11 +306,7 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
             error.add_note(_failure(item, path, found))
             raise
         raise _diverged(item, path, found, error, recording.view(f"{type(error).__name__}: {error}")) from None
-    result.observer.escaped(tried)
-    result.observer.loose_tasks(origin.loose())
-    result.observer.finish()
-    finish_late(result.observer)
-    close(result, run)
+    complete(result, run)
     found = _shown(recording, result.divergences)
     _keep_verdict(app, item, path, recording, found, None)
     if found:

@@ -140,9 +140,9 @@ def test_observable_sequence_is_byte_equal_and_the_nondeterministic_result_is_re
     host = Host()
     run = host.app.record(host.main)
     drawn = next(host.draws)
-    from antiphon.decide.effects import ALL_FROZEN
+    from antiphon.decide.effects import BoundaryTable
 
-    report = antiphon.replay(run, app=host.app, mode="explore", function=host.main, table=ALL_FROZEN)
+    report = antiphon.replay(run, app=host.app, mode="explore", function=host.main, table=BoundaryTable())
     assert report.passed, report.text()
     assert next(host.draws) == drawn + 1  # the tool was not called again
     replayed = host.app.journal.events(report["replayRun"])

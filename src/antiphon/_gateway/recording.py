@@ -109,6 +109,13 @@ class RunEntry:
         return f"{self.scope.run_id}:{lane}:{self._form.name}:{self._shown[1][:16]}:{nth}"
 
     @property
+    def plain(self) -> dict[str, Any]:
+        """The arguments as plain JSON, without masks: what the arguments of a recorded call are compared with."""
+        data, _, masking = self._shown
+        plain: dict[str, Any] = orjson.loads(data if masking is None else masking.original)
+        return plain
+
+    @property
     def digest(self) -> str:
         return self._shown[1]
 

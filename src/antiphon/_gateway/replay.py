@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from antiphon._arguments import json_arguments
 from antiphon._drive import AFTER, until_cancelled, was_given_up
 from antiphon._gateway import codec, results
 from antiphon._gateway.approval import needed
@@ -44,7 +43,7 @@ def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
             call.policy = call.plan.policy
             return refused(call, failed("error", "validation_error", str(error)))
         if not isinstance(params, bytes):
-            given = json_arguments(tool.written(given))
+            given = run.plain
     if needed(call.plan, call.arguments):  # the start of the call says so, and is compared with the recorded one
         assert call.plan.approving is not None
         run.approval, written = call.plan.approving.policy, None

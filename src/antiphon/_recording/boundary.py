@@ -11,7 +11,7 @@ from antiphon._lineage import permitted
 from antiphon._recording.resumed import EARLIER
 from antiphon._scope import ORPHAN_LANE, RunScope, Site, undoing
 from antiphon.canonical import canonical_digest
-from antiphon.errors import AntiphonError, Divergence, MaskedArgument, RunCancelled, StoreError, class_name
+from antiphon.errors import AntiphonError, RunCancelled, StoreError, class_name
 from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
 
 log = logging.getLogger("antiphon.run")
@@ -62,6 +62,7 @@ class Boundary:
             self.payload["rawDigest"] = raw
         self.digest = shown
         self._raw = raw
+        self._begun = False
         self._reused = False
         self._chunks: Any = None
         self._live: Invocation | None = None
@@ -90,14 +91,13 @@ class Boundary:
             send=self.send,
             dialect=str(self.payload.get("provider", "")),
             heard=self._heard if self._keyed and EARLIER in scope.gateway_state else None,
+            begin=self.start,
         )
         try:
             answer = await scope.invoker.answer(call)
         except Exception as error:
-            asked = self.kind == "llm" and getattr(scope.invoker, "answers_models", False)
-            if asked and not isinstance(error, (Divergence, MaskedArgument)):
+            if self._begun:
                 self._live = call  # a model was asked, as if the code had asked its own
-                await self.start()
                 await self.finish("error", error=error_payload(error))
             raise
         if answer is None or answer.source == "live":
@@ -140,7 +140,10 @@ class Boundary:
         log.error("%d events of a call to %s are missing from the run log: %s", missing, self.name, error)
 
     async def start(self) -> None:
-        """Write the start event; the call may be made after this."""
+        """Write the start event, once; the call may be made after this."""
+        if self._begun:
+            return
+        self._begun = True
         if self.scope.records:
             await self._write((self.scope.encode("call.started", self.site, self.payload, self.meta),))
 

@@ -171,6 +171,8 @@ class ExploreInvoker:
     async def _ask(self, call: Invocation) -> Answer:
         """The model this replay was given answers instead of the one the code knows."""
         assert self._llm is not None
+        if call.begin is not None:
+            await call.begin()
         with outside():
             response = self._llm(dict(call.body or {}))
             if inspect.isawaitable(response):

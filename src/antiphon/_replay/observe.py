@@ -10,7 +10,7 @@ import orjson
 
 from antiphon._diff import FieldDiff, diff_values, nearest
 from antiphon._replay.masks import NotCompared
-from antiphon._replay.recording import ORDERED, RecordedCall, Recording, full_name
+from antiphon._replay.recording import ORDERED, RecordedCall, Recording, asks_stream, full_name
 from antiphon._scope import ORPHAN_LANE, Site
 from antiphon.contract.events import UNSERIALISABLE, Event
 from antiphon.ports import Invocation
@@ -304,9 +304,11 @@ class Observer:
         """What of a request over HTTP decides the answer, and is no part of the canonical form."""
         if row.meta.get("transport") != "http" or recorded.meta.get("transport") != "http":
             return
-        old, new = (_wire(one.payload, one.meta) for one in (recorded, row))
-        if (old["deployment"] is None) != (new["deployment"] is None):  # another service, which is not compared
-            old["deployment"] = new["deployment"] = None
+        old = {**_wire(recorded.meta), "stream": self.recording.streamed(recorded)}
+        new = {**_wire(row.meta), "stream": asks_stream(row.payload, row.meta)}
+        for name in ("deployment", "stream"):  # another service is not compared, nor what one side does not say
+            if (old[name] is None) != (new[name] is None):
+                old[name] = new[name] = None
         if old != new:
             fields = diff_values(old, new, limit=_SHOWN)
             words = _words(row.type, row.payload)
@@ -342,7 +344,9 @@ class Observer:
         near = candidates[best.place] if best is not None else None
         fields = tuple(best.diffs[:_SHOWN]) if best is not None else ()
         note = "after an earlier divergence in this lane" if site.lane in self._silent else ""
-        if near is not None and not fields:
+        if near is not None and not fields and near.digest != call.digest:
+            note = "the arguments are equal as JSON, but not of the same types"
+        elif near is not None and not fields:
             asked = f"requested in lane {site.lane} as occurrence {site.nth + 1}"
             note = f"recorded in lane {near.lane} as occurrence {near.nth + 1}, {asked}"
         found = DivergenceFound(
@@ -456,17 +460,16 @@ def _comparable(payload: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in payload.items() if name not in _LEFT_OUT}
 
 
-def _wire(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Headers that ask for a version or a feature, their parts in one order, the deployment, and whether it streams."""
-    headers, sent = meta.get("requestHeaders") or {}, payload.get("providerRequest")
+def _wire(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Headers that ask for a version or a feature, their parts in one order, and the deployment."""
+    headers = meta.get("requestHeaders") or {}
     features = {
         name: sorted(part.strip() for part in str(headers[name]).split(","))
         for name in sorted(headers)
         if name.endswith(("-beta", "-version"))
     }
     served = _DEPLOYMENT.search(str(meta.get("endpoint", "")))
-    streams = bool(sent.get("stream")) if isinstance(sent, Mapping) else False
-    return {"headers": features, "deployment": served[1] if served else None, "stream": streams}
+    return {"headers": features, "deployment": served[1] if served else None}
 
 
 def _words(kind: str, payload: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from antiphon._drive import AFTER, was_given_up
 from antiphon._replay.masks import MaskRules, NotCompared
 from antiphon.canonical import canonical_digest, is_plain
 from antiphon.contract.events import (
+    ASKS_STREAM,
     GIVEN,
     MASKS,
     PSEUDONYMS,
@@ -82,6 +83,8 @@ class RecordedCall:
     started: int
     finished: int | None = None
     chunks: list[int] = field(default_factory=list)
+    streamed: bool | None = None
+    """Whether its answer was a stream; ``None`` where there is none, or an error in its place."""
     used: int = 0
     written: int | None = None
     """A number made of how the arguments of a tool call are written, if its start event says no more than usual."""
@@ -110,6 +113,14 @@ def full_name(payload: Mapping[str, Any]) -> str:
     name = str(payload.get("name", ""))
     namespace = payload.get("namespace")
     return f"{namespace}/{name}" if namespace else name
+
+
+def asks_stream(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> bool | None:
+    """Whether a model call asks for a stream; ``None`` where neither its body nor its metadata say."""
+    sent = payload.get("providerRequest")
+    if not isinstance(sent, Mapping) or payload.get("provider") == "gemini":
+        return meta.get(ASKS_STREAM)
+    return bool(sent.get("stream"))
 
 
 class Recording:
@@ -244,7 +255,7 @@ class Recording:
         found = list(masks_in(event.meta.get(MASKS)))
         return [m for m in found if not fields or m.pointer.split("/")[1] in fields]
 
-    def alike(self, lane: str, name: str, arguments: Any) -> tuple[RecordedCall, list[NotCompared]] | None:
+    def alike(self, lane: str, name: str, arguments: Any, digest: str) -> tuple[RecordedCall, list[NotCompared]] | None:
         """The first call of that name in the lane that nobody has asked for and that differs only where masks are."""
         for call in self.by_name.get(name, ()):
             if call.used or call.lane != lane:
@@ -255,8 +266,11 @@ class Recording:
                 continue
             field = "arguments" if "arguments" in event.payload else "request"
             recorded, live = {field: event.payload.get(field)}, {field: arguments}
+            own = live == recorded
+            raw = event.meta.get(RAW_DIGEST)
+            if own and raw is not None and digest not in (raw, call.digest):  # equal as JSON, but of other types
+                continue
             agreed, left = self.masks.agree(recorded, live, masks, event, name)
-            own = {field: arguments} == recorded
             if agreed == recorded and not (own and not self.masks.same_credentials(event.payload, masks)):
                 return call, left
         return None
@@ -301,6 +315,8 @@ class Recording:
             found.chunks.append(event.seq)
         elif found.finished is None or event.payload.get("outcome") == "ok":
             found.finished = event.seq
+            if event.meta.get("stream") or event.payload.get("outcome") != "error":
+                found.streamed = bool(event.meta.get("stream"))
 
     def _restart(self) -> None:
         for part in (
@@ -455,6 +471,15 @@ class Recording:
             if name in told:
                 meta[name] = told[name]
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)
+
+    def streamed(self, asked: Event) -> bool | None:
+        """Whether a model call was streamed: what its answer says, else what it asks for. ``None`` if neither says."""
+        call = self._by_id.get(asked.call or "")
+        if call is not None and call.chunks:
+            return True
+        if call is not None and call.streamed is not None:
+            return call.streamed
+        return asks_stream(asked.payload, asked.meta)
 
     def arguments(self, call: RecordedCall) -> Any:
         """What the call was made with."""

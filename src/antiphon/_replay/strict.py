@@ -56,7 +56,7 @@ class StrictInvoker:
         site = call.site
         found = self._recording.find(site.lane, call.name, call.digest, site.nth)
         if found is None:
-            alike = self._recording.alike(site.lane, call.name, call.arguments)
+            alike = self._recording.alike(site.lane, call.name, call.arguments, call.digest)
             if alike is None:
                 self.missed.append(call)
                 raise self._miss(self._observer.missed(call))

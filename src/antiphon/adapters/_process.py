@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -22,12 +23,18 @@ from typing import Any
 import msgspec
 import orjson
 
-from antiphon._lineage import Replay, on_late
+from antiphon import _lineage
+from antiphon._lineage import Replay
+from antiphon._replay.observe import escape_of
 from antiphon.adapters._mcp import wrap_stdio
 from antiphon.adapters._model import recording_scope
 from antiphon.adapters._wire import endpoint_of
 from antiphon.adapters.httpx import handle, handle_async
 from antiphon.errors import AntiphonError
+
+Report = Callable[[], dict[str, Any]]
+"""What there is to tell by now."""
+End = Callable[[BaseException | None], Report]
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -51,7 +58,8 @@ def begin(text: str) -> None:
         app = Antiphon(order.config)
         end = _record(app, order) if order.replay is None else _replay(app, order, order.replay)
     except AntiphonError as error:
-        _report(order, {"error": error.code, "message": error.message, "hint": error.hint})
+        said = {"error": error.code, "message": error.message, "hint": error.hint}
+        _report(order, lambda: said)
         os._exit(2)
     install()
     failure = _watch_failures()
@@ -87,23 +95,23 @@ def _watch_failures() -> Callable[[], BaseException | None]:
     return lambda: seen[-1] if seen else None
 
 
-def _record(app: Any, order: Order) -> Callable[[BaseException | None], dict[str, Any]]:
+def _record(app: Any, order: Order) -> End:
     from antiphon.ops.app import using
 
     run = app.run(order.name, tags={"exec": "true"})
-    _report(order, {"run": run.id, "begun": True})  # all there is if the process is killed
+    _report(order, lambda: {"run": run.id, "begun": True})  # all there is if the process is killed
     stack = ExitStack()
     stack.enter_context(using(app))
     run.__enter__()
 
-    def end(error: BaseException | None) -> dict[str, Any]:
+    def end(error: BaseException | None) -> Report:
         run.__exit__(None if error is None else type(error), error, None)
         stack.close()
         events = run.events()
         started = [event for event in events if event.type == "call.started"]
         ends = [event for event in events if event.type == "call.finished"]
         kinds = [str(event.payload.get("kind")) for event in started]
-        return {
+        found = {
             "run": run.id,
             "status": run.status,
             "modelCalls": kinds.count("llm"),
@@ -113,6 +121,7 @@ def _record(app: Any, order: Order) -> Callable[[BaseException | None], dict[str
             "refusals": sum(event.payload.get("outcome") == "refusal" for event in ends),
             "tokens": sum(_tokens(event.meta) for event in ends),
         }
+        return lambda: found
 
     return end
 
@@ -122,51 +131,73 @@ def _tokens(meta: dict[str, Any]) -> int:
     return sum(value for value in usage.values() if isinstance(value, int))
 
 
-def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | None], dict[str, Any]]:
+def _replay(app: Any, order: Order, wanted: str) -> End:
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import open_recording
-    from antiphon.ops.execution import watched
+    from antiphon.ops.child import cuts_off
+    from antiphon.ops.entry import GRACE_S
+    from antiphon.ops.execution import complete, watched
     from antiphon.ops.sandbox import hold_process, leave_network, sandboxed
 
     recording = open_recording(app, wanted)
     result, run = watched(app, recording)
-    _report(order, {"run": recording.manifest.id, "begun": True})
+    _report(order, lambda: {"run": recording.manifest.id, "begun": True})
     stack = ExitStack()
     stack.enter_context(using(app))
     stack.enter_context(run.attached())
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network for prices
     if order.sandbox and app.store.url.startswith("sqlite"):  # other stores are reached over the network
         leave_network()
-    tried = stack.enter_context(sandboxed(order.sandbox, title=recording.manifest.id))
+    result.escapes = stack.enter_context(sandboxed(order.sandbox, title=recording.manifest.id))
 
-    def end(error: BaseException | None) -> dict[str, Any]:
-        result.observer.escaped(tried)
-        result.observer.finish()
+    def end(error: BaseException | None) -> Report:
+        origin = run.scope.origin
+        origin.returned = True
+        origin.wait_for_owed(GRACE_S)
         stack.close()
-        found: dict[str, Any] = {
-            "run": recording.manifest.id,
-            "answered": recording.answered,
-            "divergences": recording.view([found.to_wire(recording.manifest.id) for found in result.divergences]),
-            "divergenceCount": result.observer.total,
-            "escapes": list(tried),
-        }
+        cuts = cuts_off()
+        found: list[dict[str, Any]] = []
+        late: list[dict[str, Any]] = []
+        left: dict[str, dict[str, Any]] = {}
 
-        def late(replay: Replay, what: str) -> None:
-            """Finalizers run after this; the command reads the report when the process is gone."""
-            found["escapes"].append(what)
-            found["divergenceCount"] += 1
-            _report(order, found)
+        def report() -> dict[str, Any]:
+            return {
+                "run": recording.manifest.id,
+                "answered": recording.answered,
+                "divergences": [*found, *late, *left.values()],
+                "divergenceCount": result.observer.total + len(late) + len(left),
+                "escapes": list(result.escapes),
+            }
 
-        on_late.append(late)
+        def note_late(replay: Replay, what: str) -> None:
+            """Finalizers and threads go on after this; the command reads the report when the process is gone."""
+            late.append(escape_of(what, late=True).to_wire(recording.manifest.id))
+            _report(order, report)
+
+        def note_left(replay: Replay, lane: str, what: dict[str, Any] | None, certain: bool) -> None:
+            left.pop(lane, None)
+            if what is not None and (certain or not cuts):
+                left[lane] = what
+            _report(order, report)
+
+        _lineage.on_late.append(note_late)
+        _lineage.on_left = note_left
+        complete(result, run)
+        found += recording.view([one.to_wire(recording.manifest.id) for one in result.divergences])
         if order.sandbox:
             hold_process(recording.manifest.id)
-        return found
+        return report
 
     return end
 
 
-def _report(order: Order, found: dict[str, Any]) -> None:
-    Path(order.report).write_bytes(orjson.dumps(found))
+def _report(order: Order, found: Report) -> None:
+    """Write what there is to tell, and again if other threads have changed it meanwhile: the process may end."""
+    part, told = Path(f"{order.report}.{threading.get_ident()}"), None
+    while (now := found()) != told:
+        part.write_bytes(orjson.dumps(now))
+        part.replace(order.report)
+        told = now
 
 
 _MARK = "__antiphon_original__"

@@ -51,36 +51,43 @@ def pause_s(response: Any, retry: int, chance: float, wall_ms: int) -> float | N
 
 
 @cache
-def _types(name: str) -> tuple[Any, Any]:
-    """A synchronous and an asynchronous transport class that send again what failed."""
+def transports(name: str) -> tuple[Any, Any]:
+    """A synchronous and an asynchronous transport class around another transport, and what handles a request with it:
+    it is called with the module, the request, and how the inner transport sends it.
+    """
     module = need(name)
 
-    class RetryingTransport(module.BaseTransport):  # type: ignore[misc, name-defined]
-        def __init__(self, inner: Any, retries: int) -> None:
-            self._inner, self._retries = inner, retries
+    class Around(module.BaseTransport):  # type: ignore[misc, name-defined]
+        def __init__(self, inner: Any, handle: Any) -> None:
+            self._inner, self._handle = inner, handle
 
         def handle_request(self, request: Any) -> Any:
-            return drive(_Sending(module, request, self._inner.handle_request, self._retries, False).run())
+            return self._handle(module, request, self._inner.handle_request)
 
         def close(self) -> None:
             self._inner.close()
 
-    class AsyncRetryingTransport(module.AsyncBaseTransport):  # type: ignore[misc, name-defined]
-        def __init__(self, inner: Any, retries: int) -> None:
-            self._inner, self._retries = inner, retries
+    class AsyncAround(module.AsyncBaseTransport):  # type: ignore[misc, name-defined]
+        def __init__(self, inner: Any, handle: Any) -> None:
+            self._inner, self._handle = inner, handle
 
         async def handle_async_request(self, request: Any) -> Any:
-            return await _Sending(module, request, self._inner.handle_async_request, self._retries, True).run()
+            return await self._handle(module, request, self._inner.handle_async_request)
 
         async def aclose(self) -> None:
             await self._inner.aclose()
 
-    return RetryingTransport, AsyncRetryingTransport
+    return Around, AsyncAround
 
 
 def retrying(inner: Any, retries: int, *, module: str, asynchronous: bool) -> Any:
     """*inner* with retries."""
-    return _types(module)[asynchronous](inner, retries) if retries > 0 else inner
+
+    def send_again(module: Any, request: Any, send: Any) -> Any:
+        sending = _Sending(module, request, send, retries, asynchronous).run()
+        return sending if asynchronous else drive(sending)
+
+    return transports(module)[asynchronous](inner, send_again) if retries > 0 else inner
 
 
 @cache

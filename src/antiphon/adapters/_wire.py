@@ -16,6 +16,7 @@ from antiphon._drive import AFTER, was_given_up
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
+from antiphon.contract.events import ASKS_STREAM
 from antiphon.llm.stream import assemble_response, sse_events
 from antiphon.ports import BROKEN_OFF, Answer
 
@@ -40,8 +41,6 @@ _SHAPING = (
     "api-version",
 )
 """The headers of a request that decide what is answered; no others are recorded."""
-ASKS_STREAM = "asksStream"
-"""In the metadata of a call: whether a stream was asked for, where the body does not say it."""
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream"}
 _INDENT = re.compile(r"[{\[]\n( {1,8})\S")

@@ -9,6 +9,7 @@ Both libraries have the same interface, so one code serves them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import ModuleType
@@ -22,11 +23,13 @@ from antiphon._scope import RunScope
 from antiphon.adapters import _mcp, _wire
 from antiphon.adapters._model import recorded_here, recording_scope
 from antiphon.adapters._need import need
-from antiphon.adapters._retries import ATTEMPTS, retrying
+from antiphon.adapters._retries import ATTEMPTS, retrying, transports
 from antiphon.errors import CallFailed, InvalidInput, raised_again
 from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
 _CODED = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
+_DONE = re.compile(rb"^data: ?\[DONE\]\s*\Z", re.MULTILINE)
+"""How OpenAI's dialect ends a stream; some servers give no reason before it."""
 C = TypeVar("C")
 _LISTENING_MS = 3_600_000
 """How long a replayed stream stays open that a client only listens to."""
@@ -36,12 +39,14 @@ Send = Callable[[Any], Any]
 
 def transport(inner: Any = None, *, module: ModuleType | str = "httpx") -> Any:
     """A synchronous transport around *inner* (a plain ``HTTPTransport`` by default)."""
-    return _types(_name(module))[0](inner)
+    name = _name(module)
+    return transports(name)[0](need(name).HTTPTransport() if inner is None else inner, handle)
 
 
 def async_transport(inner: Any = None, *, module: ModuleType | str = "httpx") -> Any:
     """An asynchronous transport around *inner* (a plain ``AsyncHTTPTransport`` by default)."""
-    return _types(_name(module))[1](inner)
+    name = _name(module)
+    return transports(name)[1](need(name).AsyncHTTPTransport() if inner is None else inner, handle_async)
 
 
 def client_options(
@@ -96,41 +101,10 @@ def _proxies() -> dict[str, str | None]:
 
 
 def _name(module: ModuleType | str) -> str:
-    return module if isinstance(module, str) else module.__name__
-
-
-@cache
-def _types(name: str) -> tuple[Any, Any]:
-    """A synchronous and an asynchronous transport class around another transport."""
+    name = module if isinstance(module, str) else module.__name__
     if name not in ("httpx", "httpx2"):
         raise InvalidInput(f"The module must be httpx or httpx2, not {name!r}.")
-    module = need(name)
-
-    class RecordingTransport(module.BaseTransport):  # type: ignore[misc, name-defined]
-        """Passes requests on; model calls of a run are recorded, or answered by its replay."""
-
-        def __init__(self, inner: Any = None) -> None:
-            self._inner = inner if inner is not None else module.HTTPTransport()
-
-        def handle_request(self, request: Any) -> Any:
-            return handle(module, request, self._inner.handle_request)
-
-        def close(self) -> None:
-            self._inner.close()
-
-    class AsyncRecordingTransport(module.AsyncBaseTransport):  # type: ignore[misc, name-defined]
-        """The same for asynchronous clients."""
-
-        def __init__(self, inner: Any = None) -> None:
-            self._inner = inner if inner is not None else module.AsyncHTTPTransport()
-
-        async def handle_async_request(self, request: Any) -> Any:
-            return await handle_async(module, request, self._inner.handle_async_request)
-
-        async def aclose(self) -> None:
-            await self._inner.aclose()
-
-    return RecordingTransport, AsyncRecordingTransport
+    return name
 
 
 @cache
@@ -360,4 +334,4 @@ class _HttpLog(StreamLog):
     def complete(self) -> bool:
         """Whether the model had said all it had to say: some readers do not wait for the words after its last one."""
         summary = assemble_stream(self.chunks, self._provider)
-        return bool(summary["complete"] or summary["stopReason"])
+        return bool(summary["complete"] or summary["stopReason"] or _DONE.search(b"".join(self.chunks)))

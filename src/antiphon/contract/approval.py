@@ -50,6 +50,11 @@ class Kept(NamedTuple):
     code: str
     approval: Approval
 
+    def state(self, now_ms: int) -> str:
+        """As people read it."""
+        is_over = self.code in (REQUIRED, GRANTED) and now_ms >= self.approval.expires_at_ms
+        return "expired" if is_over else STATES[self.code]
+
 
 def approval_of(record: DedupeRecord) -> Kept | None:
     """The approval that a record keeps, if that is what it keeps."""

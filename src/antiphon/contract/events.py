@@ -149,6 +149,8 @@ SAME_AS = "sameAs"
 """In the ``meta`` of a call of a resumed run: lane and occurrence of the call that it is, if it was made elsewhere."""
 CHUNKS = "chunks"
 """In the ``meta`` of the end of a stream that was read to its end: how many chunks it had."""
+ASKS_STREAM = "asksStream"
+"""In the ``meta`` of a model call: whether a stream was asked for, where the body does not say it."""
 RAW_DIGEST = "rawDigest"
 """In memory only: the digest of a call's arguments as they were."""
 _OLD_PLACEHOLDER = re.compile(rb"\[secret:[a-z0-9_]{1,40}(?::[0-9a-f]{16})?\]")

@@ -150,12 +150,8 @@ class BoundaryTable(Value, frozen=True):
 
 
 _FROZEN = BoundaryRule(match="*", mode="frozen")
-ALL_FROZEN = BoundaryTable()
-"""Strict: nothing leaves the process."""
 MODEL_LIVE = BoundaryTable(rules=(BoundaryRule(match="llm", mode="live"),))
 """Explore: asks the model again, tools answer from the recording (tests the model)."""
-TOOLS_LIVE = BoundaryTable(rules=(BoundaryRule(match="tool", mode="live"), BoundaryRule(match="mcp", mode="live")))
-"""The recorded model, safe tools live (tests the code)."""
 
 
 def may_run_live(spec: ToolSpec | None, yaml_value: bool | None, rule: BoundaryRule, *, recorded: bool) -> Verdict:

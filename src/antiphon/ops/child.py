@@ -147,6 +147,11 @@ def _fork(number: int, work: Callable[[Send], None], quiet: bool) -> Child:
     return _be_child(work, writes, quiet)
 
 
+def cuts_off() -> bool:
+    """Whether work goes on that the end of this process will cut off."""
+    return any(thread.daemon and not thread.name.startswith("antiphon") for thread in threading.enumerate())
+
+
 def _be_child(work: Callable[[Send], None], pipe: int, quiet: bool) -> NoReturn:
     from antiphon.ops.sandbox import hold_process
 
@@ -170,11 +175,11 @@ def _be_child(work: Callable[[Send], None], pipe: int, quiet: bool) -> NoReturn:
 
     def ends() -> None:
         """Other threads have ended by now, unless the process does not wait for them."""
-        if any(thread.daemon and not thread.name.startswith("antiphon") for thread in threading.enumerate()):
+        if cuts_off():
             send({"cutsOff": True})
 
     _lineage.on_late.append(late)
-    _lineage.on_left.append(left)
+    _lineage.on_left = left
     atexit.register(ends)
     try:
         work(send)

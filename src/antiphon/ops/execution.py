@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import orjson
 
+from antiphon import _lineage
 from antiphon._diff import diff_values
-from antiphon._lineage import on_left
 from antiphon._recording.plain import dump, exact_output
 from antiphon._recording.resumed import EARLIER
 from antiphon._recording.run import Run, exit_code, run_error, status_of
@@ -81,13 +81,32 @@ def execute_strictly(
         raise
     except BaseException as error:  # also that the code was cancelled
         result.error = error
-    observer = result.observer
-    observer.escaped(result.escapes)
-    observer.loose_tasks(run.scope.origin.loose())
     for missed in result.invoker.missed:  # what was refused tells, too, what the code asks for now
         if missed.kind == "llm":
             result.setup.saw_request({"request": missed.arguments})
     result.setup.graph = run.facts.get("graph_digest")
+    complete(result, run, lambda: _compare_result(result, lost))
+    return result
+
+
+def complete(result: StrictResult, run: Run, compare: Callable[[], None] = lambda: None) -> None:
+    """Make the verdict of a strict replay whose code has ended; *compare* says how its result differs."""
+    observer, origin = result.observer, run.scope.origin
+    observer.escaped(result.escapes)
+    observer.loose_tasks(origin.loose())
+    compare()
+    observer.finish()
+    if _lineage.on_left is None and not origin.has_handlers:
+        for ms, found in observer.late_left():
+            if _soon(ms):
+                observer.add(found)
+    _close(observer, origin)
+
+
+def _compare_result(result: StrictResult, lost: Sequence[str]) -> None:
+    """Compare what the code returned or raised; *lost* are arguments that it got in another form."""
+    observer = result.observer
+    recording = observer.recording
     if result.error is None:
         _compare_end(recording, observer, {"status": "completed", "output": exact_output(result.output)})
     elif not isinstance(result.error, Divergence):
@@ -102,11 +121,6 @@ def execute_strictly(
     if lost and observer.divergences:
         note = f"{' and '.join(lost)} cannot be restored exactly, so the code got plain JSON"
         observer.add(DivergenceFound("uncompared", "0", 0, 0, "the input", note=note))
-    observer.finish()
-    if not on_left and not run.scope.origin.has_handlers:
-        finish_late(observer)
-    close(result, run)
-    return result
 
 
 def _soon(ms: int) -> bool:
@@ -114,23 +128,17 @@ def _soon(ms: int) -> bool:
     return ms <= 1000 * GRACE_S
 
 
-def finish_late(observer: Observer) -> None:
-    """Report what the recording did soon after its end and the replay did not."""
-    for ms, found in observer.late_left():
-        if _soon(ms):
-            observer.add(found)
-
-
-def close(result: StrictResult, run: Run) -> None:
+def _close(observer: Observer, origin: _lineage.Origin) -> None:
     """The verdict is made: what the code still asks for and the recording lacks is told as late.
 
     What the recording has after its end and may still come is told to whoever waits for the end of the process.
     """
-    observer, origin = result.observer, run.scope.origin
-    recording, replay = observer.recording, origin.replay
+    recording, replay, listen = observer.recording, origin.replay, _lineage.on_left
     if replay is None:
         return
     observer.late, replay.view = replay.note, recording.view
+    if listen is None:
+        return
 
     def left_of(lane: str) -> tuple[dict[str, Any] | None, bool]:
         for ms, found in observer.late_left():
@@ -142,14 +150,12 @@ def close(result: StrictResult, run: Run) -> None:
     def tell(lane: str) -> None:
         told = None
         while (left := left_of(lane)) != told:  # another thread may have told a later state meanwhile
-            for listen in tuple(on_left):
-                listen(replay, lane, *left)
+            listen(replay, lane, *left)
             told = left
 
-    if on_left:
-        observer.moved = tell
-        for _, found in observer.late_left():
-            tell(found.lane)
+    observer.moved = tell
+    for _, found in observer.late_left():
+        tell(found.lane)
 
 
 class _Patience:

@@ -39,11 +39,12 @@ def _objects() -> Iterator[Any]:
 def living(kinds: Collection[type]) -> list[Any]:
     """The objects of exactly these kinds."""
     objects: list[Any] = []
+    types: list[type] = []
     found: list[Any] = []
-    fill = partial(objects.extend, _objects())
-    pick = [partial(found.extend, compress(objects, map(is_, map(type, objects), repeat(kind)))) for kind in kinds]
+    fill = partial(objects.extend, _objects()), partial(types.extend, map(type, objects))
+    pick = [partial(found.extend, compress(objects, map(is_, types, repeat(kind)))) for kind in kinds]
     with without_gc():
-        deque(map(_call, (fill, *pick, objects.clear)), maxlen=0)
+        deque(map(_call, (*fill, *pick, objects.clear)), maxlen=0)
     return found
 
 

@@ -15,6 +15,7 @@ import msgspec
 import orjson
 
 from antiphon import _saga
+from antiphon._diff import plural
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._recording.foreign import PARTIAL, conversation
@@ -595,18 +596,31 @@ def collect(
         old = {m.id: m for m in doomed.values() if (m.finished_at_ms or m.started_at_ms) < edge}
         protected, doomed = len(doomed) - len(old), old
     deleted = [manifest for manifest in doomed.values() if real_status(manifest) != "running"]
-    if not dry_run:
-        each(lambda manifest: app.journal.delete_run(manifest.id), deleted, progress, "deleting, runs")
     blobs = app.blobs if not dry_run and isinstance(app.blobs, ContentBlobs) else None
-    others = [] if blobs is None else blobs.other_stores()
+    others = [] if blobs is None else blobs.other_stores()  # asked first: a bucket that is away stops all
+    gone: list[str] = []
+
+    def delete(manifest: RunManifest) -> None:
+        app.journal.delete_run(manifest.id)
+        gone.append(manifest.id)
+
+    try:
+        each(delete, [] if dry_run else deleted, progress, "deleting, runs")
+        unused = 0 if blobs is None or others else _unused_blobs(app, blobs, progress)
+        claims = 0 if dry_run else app.journal.sweep()
+    except StoreError as error:
+        if not gone:
+            raise
+        said = f"{error.message} Deleted before that: {plural(len(gone), 'run')}; payloads of theirs may be left."
+        raise StoreError(said, hint=f"{error.hint} Then run antiphon gc again.".lstrip(), code=error.code) from error
     return {
         "dryRun": dry_run,
         "runs": [summary(manifest) for manifest in deleted],
         "protected": protected,
         "retentionDays": window_days,
-        "blobs": 0 if blobs is None or others else _unused_blobs(app, blobs, progress),
+        "blobs": unused,
         "blobsSharedWith": others,
-        "claims": 0 if dry_run else app.journal.sweep(),
+        "claims": claims,
     }
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 from openai import AzureOpenAI, OpenAI
 
 import antiphon
 from antiphon import Antiphon
+from antiphon.adapters.httpx import transport
+from tests.fake_provider import FakeProvider, Reply
 from tests.integration.adapters.world import World
 
 
@@ -68,6 +71,27 @@ def test_a_stream_in_place_of_a_whole_answer_is_named(app: Antiphon, world: Worl
         return str(sum(1 for _ in answer) if stream[0] else answer.choices[0].message.content)
 
     run = app.record(main)
+    assert antiphon.replay(run, app=app, mode="strict", function=main).passed
+    stream[0] = not recorded
+    report = antiphon.replay(run, app=app, mode="strict", function=main)
+    assert f"$.stream: {recorded} -> {not recorded}" in report.divergences[0]["message"]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_stream_of_gemini_in_place_of_a_whole_answer_is_named(app: Antiphon, recorded: bool, status: int) -> None:
+    """Its address says it, not its body; also where the answer is an error."""
+    stream = [recorded]
+
+    def main() -> int:
+        verb = "streamGenerateContent?alt=sse" if stream[0] else "generateContent"
+        client = httpx.Client(transport=transport())
+        answer = client.post(f"{provider.url}/v1beta/models/fake-1:{verb}", json={"contents": []})
+        return answer.status_code
+
+    with FakeProvider([Reply("one two", status=status)]) as provider:
+        run = app.record(main)
+    assert run.output == status
     assert antiphon.replay(run, app=app, mode="strict", function=main).passed
     stream[0] = not recorded
     report = antiphon.replay(run, app=app, mode="strict", function=main)

@@ -127,6 +127,63 @@ def test_a_replay_cannot_reach_the_world(program: Program) -> None:
     assert program.world.provider.requests == 1
 
 
+_AT_THE_END = (
+    _PLAIN
+    + """
+import logging, threading
+
+go, done = threading.Event(), threading.Event()
+
+def work():
+    go.wait()
+    try:
+        for words in sys.argv[2:]:
+            print(ask(words), flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+    done.set()
+
+class Last(logging.Handler):  # closed after all exit handlers of the program, and after the replay
+    def close(self):
+        go.set()
+        done.wait(10)
+        super().close()
+
+logging.getLogger().addHandler(Last())
+threading.Thread(target=work, daemon=True).start()
+"""
+)
+
+
+def test_calls_after_the_end_are_part_of_the_verdict(program: Program) -> None:
+    assert program.run("--", "hi", "bye", code=_AT_THE_END).stdout.count("hello there, friend") == 2
+    same = program.run("--replay", "latest", "--", "hi", "bye", code=_AT_THE_END)
+    assert same.returncode == 0, same.stderr
+    assert "2 calls answered from the recording · no divergence" in same.stderr
+    more = program.run("--replay", "latest", "--", "hi", "bye", "more", code=_AT_THE_END)
+    assert more.stdout.endswith("ReplayMiss\n")
+    assert more.returncode == 1
+    assert "after the end of the replay, work that it had started tried: the recording has no answer" in more.stderr
+    assert "1 divergence ·" in more.stderr
+    less = program.run("--replay", "latest", "--", "hi", code=_AT_THE_END)
+    assert less.returncode == 1
+    assert "call.started llm did not happen" in less.stderr
+    assert "1 divergence ·" in less.stderr
+    assert program.world.provider.requests == 2
+
+
+def test_a_coroutine_that_is_no_longer_awaited_is_a_divergence(program: Program) -> None:
+    code = _PLAIN + "import asyncio\nasync def note(): pass\nasync def main(): await note()\nasyncio.run(main())\n"
+    awaits, drops = code, code.replace("await note()", "note()")
+    assert program.run("--", "hi", code=awaits).returncode == 0
+    assert program.run("--replay", "latest", "--", "hi", code=awaits).returncode == 0
+    changed = program.run("--replay", "latest", "--", "hi", code=drops)
+    assert changed.returncode == 1
+    assert "the coroutine note is never awaited now" in changed.stderr
+    assert program.run("--", "hi", code=drops).returncode == 0
+    assert program.run("--replay", "latest", "--", "hi", code=drops).returncode == 0
+
+
 def test_a_failing_program_is_a_failed_run(program: Program) -> None:
     found = program.run("--", "hi", code=f"{_PLAIN}int('x')\n")
     assert found.returncode == 1

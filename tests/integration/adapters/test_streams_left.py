@@ -6,12 +6,15 @@ import asyncio
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
 import antiphon
 from antiphon import Antiphon
+from antiphon.adapters.httpx import transport
 from antiphon.ops.replay import replay
+from antiphon.ports import BROKEN_OFF
 from tests.fake_provider import FakeProvider, Reply
 
 _CHAT: Any = [{"role": "user", "content": "hello"}]
@@ -123,4 +126,27 @@ def test_a_reader_that_does_not_wait_for_the_last_words_has_its_answer(app: Anti
         run = app.record(agent, provider.url)
     assert run.output == "a b c d"
     assert _outcomes(run) == [("ok", None)]
+    assert _passes(app, run, agent)
+
+
+@pytest.mark.parametrize(("end", "outcome"), [(b"data: [DONE]\n\n", ("ok", None)), (b"", ("error", BROKEN_OFF))])
+def test_a_stream_whose_reader_left_after_its_end_mark_has_no_need_of_a_reason(
+    end: bytes, outcome: tuple[str, str | None], app: Antiphon
+) -> None:
+    said = b'data: {"choices": [{"index": 0, "delta": {"content": "hello [DONE]"}}]}\n\n'
+
+    class Upstream(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            kind = {"content-type": "text/event-stream"}
+            return httpx.Response(200, headers=kind, content=iter([said, end, b": bye\n\n"]))
+
+    def agent() -> int:
+        client = httpx.Client(transport=transport(Upstream()))
+        asked = {"model": "m", "messages": _CHAT, "stream": True}
+        with client.stream("POST", "http://localhost/v1/chat/completions", json=asked) as response:
+            chunks = response.iter_raw()
+            return len(next(chunks) + next(chunks))
+
+    run = app.record(agent)
+    assert _outcomes(run) == [outcome]
     assert _passes(app, run, agent)

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from antiphon.contract.spec import Effect, ToolSpec
 from antiphon.decide import effects
 from antiphon.decide.effects import (
-    ALL_FROZEN,
     FOUND,
     MODEL_LIVE,
     NOT_FOUND,
     SAFE_WORDS,
     SIDE_EFFECT_WORDS,
-    TOOLS_LIVE,
     BoundaryRule,
     BoundaryTable,
     block_message,
@@ -27,6 +25,9 @@ from antiphon.decide.effects import (
     words_of,
 )
 from antiphon.errors import InvalidInput
+
+TOOLS_LIVE = BoundaryTable(rules=(BoundaryRule(match="tool", mode="live"), BoundaryRule(match="mcp", mode="live")))
+"""The recorded model, safe tools live."""
 
 
 def spec(*, idempotent: bool = True, effect: Effect | None = None, **settings: Any) -> ToolSpec:
@@ -175,7 +176,7 @@ def test_d20_first_fitting_rule_wins_and_the_rest_is_frozen() -> None:
 
 @pytest.mark.parametrize(
     ("table", "model", "tools"),
-    [(ALL_FROZEN, "frozen", "frozen"), (MODEL_LIVE, "live", "frozen"), (TOOLS_LIVE, "frozen", "live")],
+    [(BoundaryTable(), "frozen", "frozen"), (MODEL_LIVE, "live", "frozen"), (TOOLS_LIVE, "frozen", "live")],
 )
 def test_d20_presets(table: BoundaryTable, model: str, tools: str) -> None:
     assert table.rule("llm", "m").mode == model

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon._replay.explore import ExploreInvoker
 from antiphon.contract.spec import ToolSpec
-from antiphon.decide.effects import MODEL_LIVE, TOOLS_LIVE, BoundaryTable
+from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import ReplayMiss
 from antiphon.ports import Answer, Invocation
 from antiphon.similarity.embedding import LexicalEmbedder
@@ -101,8 +101,8 @@ def test_a_recorded_model_call_is_not_given_twice() -> None:
     start = {"kind": "llm", "name": "llm", "request": {"model": "m"}, "digest": "d", "variant": "v", "nth": 0}
     script.add("call.started", start, call="0@1")
     script.add("call.finished", {"outcome": "ok", "value": {"n": 1}}, call="0@1")
-    exploring = invoker(script, TOOLS_LIVE)
-    rule = TOOLS_LIVE.rule("llm", "llm")
+    exploring = invoker(script, BoundaryTable())
+    rule = BoundaryTable().rule("llm", "llm")
     elsewhere = Invocation("llm", "llm", {}, "d", site("9@9", lane="9"))
     first = exploring._model(elsewhere, rule)
     assert first is not None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon.decide.effects import ALL_FROZEN, BoundaryRule, BoundaryTable
+from antiphon.decide.effects import BoundaryRule, BoundaryTable
 from antiphon.errors import ReplayMiss
 from antiphon.ops.reports import Report
 from tests.unit.replay.kit import memory_app, says
@@ -129,11 +129,11 @@ def test_a_frozen_model_answers_an_equal_request_from_elsewhere_in_the_code() ->
     agent = Agent(YES)
     run = agent.record()
     outer = agent.app.gateway.tool(name="outer", effect="read", idempotent=True)(lambda: agent.main())
-    report = agent.explore(run, outer, table=ALL_FROZEN)
+    report = agent.explore(run, outer, table=BoundaryTable())
     assert report["outputsB"] == [["yes"]]
     assert agent.asked == 0
     agent.style = "at length"
-    report = agent.explore(run, table=ALL_FROZEN)
+    report = agent.explore(run, table=BoundaryTable())
     assert "The model is frozen" in str(report["error"])
 
 

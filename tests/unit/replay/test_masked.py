@@ -6,6 +6,8 @@ import base64
 import hashlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +172,40 @@ def test_what_was_not_compared_is_counted_and_fails_for_side_effects_only() -> N
     assert [one["path"] for one in report["masked"]["notCompared"]] == ["arguments.recipient"]
     assert [found["kind"] for found in report.divergences] == ["masked"]
     assert "ANTIPHON_REPLAY_KEY" in report.divergences[0]["note"]
+
+
+@dataclass
+class Customer:
+    mail: str
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_typed_arguments_with_masks_are_found_again(masked: bool) -> None:
+    app = memory_app()
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def orders(customer: Customer, total: Any) -> int:
+        return 1
+
+    def code(total: Any = Decimal("5.10")) -> int:
+        return orders(Customer("ada@example.com"), total)
+
+    def replay(code: Callable[[], int]) -> Report:
+        return antiphon.replay(run, app=app, mode="strict", function=code, keep=False, masked=masked)
+
+    run = app.record(code)
+    report = replay(code)
+    assert report.passed, report.text()
+    assert [one["path"] for one in report["masked"]["notCompared"]] == ["arguments.customer.mail"] * masked
+    changed = replay(lambda: code(Decimal("5.20")))
+    assert "$.total" in [field["path"] for field in changed.divergences[0]["fields"]]
+
+
+@pytest.mark.parametrize("totals", [(Decimal("5.10"), "5.10"), ("5.10", Decimal("5.10"))])
+def test_with_the_key_arguments_of_other_types_are_others(totals: tuple[Any, Any]) -> None:
+    bank, (recorded, now) = Bank(), totals
+    run = bank.record(lambda text: bank.pay(recipient=IBAN, note=recorded)["paid"])
+    assert not bank.replay(run, lambda text: bank.pay(recipient=IBAN, note=now)["paid"]).passed
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -350,7 +350,8 @@ def test_a_call_that_begins_as_recorded_is_counted() -> None:
 
 
 def asked(name: str, arguments: Any, *, kind: str = "tool", lane: str = "0", nth: int = 0) -> Invocation:
-    return Invocation(kind, name, arguments, "d", site(lane=lane, index=3, nth=nth))
+    digest = f"{name.removeprefix('tools/')}{arguments}"
+    return Invocation(kind, name, arguments, digest, site(lane=lane, index=3, nth=nth))
 
 
 def test_a_miss_names_the_nearest_call() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -60,6 +63,52 @@ def test_a_miss_names_the_place_each_difference_and_the_nearest_call() -> None:
     assert agent.caught.data["divergence"] == report.divergences[0]
     assert report.divergences[0]["kind"] == "miss"
     assert report["cacheHits"] == 0
+
+
+@dataclass
+class Order:
+    id: int
+    payee: str
+
+
+TYPED: dict[str, Any] = {
+    "order": Order(7, "Ada"),
+    "total": Decimal("5.10"),
+    "day": date(2024, 2, 29),
+    "note": {"$ref": "mine"},
+    "tags": {"b", "a"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "path", "sides"),
+    [
+        ({"order": Order(7, "Eve")}, "$.order.payee", ("Ada", "Eve")),
+        ({"total": Decimal("5.20")}, "$.total", ("5.10", "5.20")),
+        ({"day": date(2024, 3, 1)}, "$.day", ("2024-02-29", "2024-03-01")),
+        ({"note": {"$ref": "yours"}}, "$.note['$ref']", ("mine", "yours")),
+        ({"tags": {"a", "c"}}, "$.tags[1]", ("b", "c")),
+    ],
+    ids=["object", "decimal", "date", "dollar", "set"],
+)
+def test_a_miss_with_typed_arguments_names_what_changed_as_the_recording_shows_it(
+    changed: dict[str, Any], path: str, sides: tuple[Any, Any]
+) -> None:
+    agent = Agent(**TYPED)
+    run = agent.app.record(agent.main)
+    assert agent.again(run, **TYPED).passed
+    report = agent.again(run, **{**TYPED, **changed})
+    assert report.divergences[0]["fields"] == [{"path": path, "recorded": sides[0], "current": sides[1]}]
+    assert agent.caught is not None
+    assert agent.caught.message.splitlines()[1:] == [f"  {path}: {sides[0]!r} -> {sides[1]!r}"]
+
+
+def test_a_miss_says_that_only_the_types_differ() -> None:
+    agent = Agent(total=Decimal("5.10"))
+    run = agent.app.record(agent.main)
+    report = agent.again(run, total="5.10")
+    assert report.divergences[0]["fields"] == []
+    assert report.divergences[0]["note"] == "the arguments are equal as JSON, but not of the same types"
 
 
 def test_a_miss_shows_ten_differences() -> None:
