@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -315,6 +315,9 @@ class SyncJournal(Protocol):
         ``unknown_1h`` when it is an hour old, and as ``unknown_1d`` when it is a day old.
         """
 
+    def tenants(self) -> Collection[str]:
+        """Every tenant that has claims, and perhaps some that had."""
+
     def sweep(self, limit: int = 1000) -> int:
         """Drop expired records. One in flight is first given its TTL once more, and dropped if that ends as well.
 
@@ -434,6 +437,9 @@ class Journal(Protocol):
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         """As :meth:`SyncJournal.counts`."""
+
+    async def tenants(self) -> Collection[str]:
+        """As :meth:`SyncJournal.tenants`."""
 
     async def sweep(self, limit: int = 1000) -> int:
         """As :meth:`SyncJournal.sweep`."""
@@ -577,6 +583,8 @@ class Invocation(NamedTuple):
     """The arguments of a tool as JSON, where the recording has them written in the same way."""
     heard: Callable[[], Answer | None] | None = None
     """What a model had answered before the run was interrupted, if it was."""
+    begin: Callable[[], Awaitable[None]] | None = None
+    """Writes that a model is asked, for an invoker that asks it itself: before it does."""
 
 
 AS_RECORDED = "asRecorded"

@@ -168,6 +168,11 @@ class ContentBlobs:
         return found
 
 
+def is_note(name: str) -> bool:
+    """Whether an object beside blobs is the note of a store, and no blob."""
+    return name.startswith(f"{_STORES}/")
+
+
 def tenant_folder(tenant: str) -> str:
     """A folder name for any tenant; nothing a tenant is called can leave it or meet another's."""
     quoted = quote(tenant, safe="")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from antiphon._daemon import Latch, Signal
-from antiphon.blobs.local import ContentBlobs, LocalObjects, Objects
+from antiphon.blobs.local import ContentBlobs, LocalObjects, Objects, is_note
 from antiphon.blobs.s3 import PART_BYTES
 from antiphon.errors import AntiphonError, NotFound, StoreUnavailable
 
@@ -42,7 +42,7 @@ class Outbox:
     """Objects of a remote place, with a local folder for what cannot be sent now.
 
     With *later* a writer never waits for the network: everything is kept locally first and sent in the background.
-    With *once* a name says what its object holds: what is there already is not sent again.
+    With *once* they are blobs, whose names say what they hold: what is there already is not sent again.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Outbox:
 
     def status(self) -> Status:
         """What is waiting here."""
-        sizes = [self._waiting_size(name) for name in self.local.names()]
+        sizes = [self._waiting_size(name) for name in self.local.names() if not (self._once and is_note(name))]
         return Status(sum(size >= 0 for size in sizes), sum(max(0, size) for size in sizes), self._trouble)
 
     def flush(self) -> Status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import difflib
 import errno
 import inspect
@@ -95,6 +96,7 @@ def CONFIG(parser: Any) -> None:  # noqa: N802 - an argument like those below
 
 
 JSON = flag("--json", "print JSON")
+TENANT = argument("--tenant", help="whose (default: the configured tenant)")
 LATEST = flag("--latest", "the latest run")
 RUN = (argument("run", nargs="?", help="run id or a unique prefix (default: the latest run)"), LATEST)
 
@@ -205,14 +207,23 @@ def _give_up_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+_SIGNS = {"✓": "ok", "✗": "not ok", "…": "...", "→": "->", "·": "-", "├": "|", "└": "|", "│": "|", "─": "-"}
+
+
+def _known_signs(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
 def any_output() -> None:
-    """Write to whatever the standard streams are: closed ones swallow it, and letters they do not know become ``?``."""
+    """Write to whatever the standard streams are: closed ones swallow it, unknown signs become ASCII."""
+    codecs.register_error("antiphon", _known_signs)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
         elif hasattr(stream, "reconfigure") and stream.errors in ("strict", "surrogateescape"):  # as in the C locale
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="antiphon")
 
 
 def report(error: errors.AntiphonError, as_json: bool) -> None:

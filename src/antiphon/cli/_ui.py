@@ -45,27 +45,29 @@ def table(
     *,
     right: Sequence[int] = (),
     shorten: Mapping[int, int] | None = None,
-    drop: Sequence[int] = (),
+    keep: Sequence[int] = (),
 ) -> str:
     """Columns aligned, the last one unpadded, fitted to the terminal's width when there is a terminal.
 
-    Too wide a table first gets the columns of *shorten* down to the given widths, then loses the columns of *drop*,
-    in that order; only what still does not fit is cut.
+    Too wide a table shortens the columns of *shorten*, down to the given widths. If there is a column to *keep*, such
+    as the status, it loses others, from the right, rather than that one; never the first. What still does not fit is
+    cut.
     """
     text = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[i]) for line in [list(head), *text]) for i in range(len(head))]
+    least = [min(width, (shorten or {}).get(i, width)) for i, width in enumerate(widths)]
     kept = list(range(len(head)))
-    widths = [max(len(line[i]) for line in [list(head), *text]) for i in kept]
     limit = _width()
 
-    def needed() -> int:
+    def needed(widths: Sequence[int]) -> int:
         return sum(widths[i] for i in kept) + 2 * (len(kept) - 1)
 
-    for column, least in (shorten or {}).items():
-        if limit and needed() > limit:
-            widths[column] = max(least, min(widths[column], limit - needed() + widths[column]))
-    for column in drop:
-        if limit and needed() > limit:
+    for column in reversed(range(1, len(head)) if keep else ()):
+        if limit and column not in keep and needed(least) > limit:
             kept.remove(column)
+    for column in shorten or ():
+        if limit and column in kept and needed(widths) > limit:
+            widths[column] = max(least[column], limit - needed(widths) + widths[column])
 
     def cell(value: str, i: int) -> str:
         short = value if len(value) <= widths[i] else value[: widths[i] - 1] + "…"
@@ -117,9 +119,14 @@ def aside(active: bool) -> Iterator[None]:
             os.close(kept)
 
 
+def knows_codes(stream: Any) -> bool:
+    """Whether *stream* is a terminal that takes colours and clears lines."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 def _style(code: str) -> Callable[[str], str]:
     def style(text: str) -> str:
-        bare = os.environ.get("NO_COLOR") or not sys.stdout.isatty()
+        bare = os.environ.get("NO_COLOR") or not knows_codes(sys.stdout)
         return text if bare else f"\x1b[{code}m{text}\x1b[0m"
 
     return style
@@ -133,11 +140,11 @@ _EVERY_S = 0.2
 
 
 def progress(items: Iterable[T], total: int | None, label: str) -> Iterator[T]:
-    """A line that counts and, after a second, says how long the rest will take; on a terminal only.
+    """A line that counts and, after a second, says how long the rest will take; on a terminal that can clear a line.
 
     It stands while the next item is made.
     """
-    shown = drawn = sys.stderr.isatty()
+    shown = drawn = knows_codes(sys.stderr)
     began = said = time.monotonic()
     if shown:
         print(f"{label}: 0{f' of {total}' if total else ''}", end="", file=sys.stderr, flush=True)
@@ -169,6 +176,20 @@ def when(ms: int | None) -> str:
     from datetime import datetime
 
     return "" if ms is None else datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def fields(record: Mapping[str, Any]) -> Iterator[str]:
+    """What is known of a record, line by line; times and durations for people.
+
+    >>> list(fields({"id": "a", "ageMs": 1500, "reason": None}))
+    ['id: a', 'age: 1.5 s']
+    """
+    for name, value in record.items():
+        if value in (None, ""):
+            continue
+        if name.endswith("Ms"):
+            name, value = name[:-2], when(value) if name.endswith("AtMs") else duration(value)
+        yield f"{name}: {value}"
 
 
 def duration(ms: float | None) -> str:

@@ -20,6 +20,7 @@ from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
     CONFIG,
     JSON,
+    TENANT,
     application,
     argument,
     ask,
@@ -60,6 +61,7 @@ _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
     flag("--dry-run", "resolve: check it and change nothing"),
     argument("--reason", default="", help="recorded in the audit log"),
     argument("--limit", type=positive_int, default=50),
+    TENANT,
     CONFIG,
     JSON,
 )
@@ -67,22 +69,28 @@ def claims(arguments: argparse.Namespace) -> int:
     """List, show, resolve or delete claim records, or show their memory use.
 
     examples:
-      antiphon claims list --state unknown
+      antiphon claims list --state unknown --tenant acme
       antiphon claims resolve 55bf97edc27d2399 --happened --value '"sent"'
       antiphon claims resolve 55bf97edc27d2399 8a1e33d0c2f64b17 --did-not-happen --dry-run
       antiphon claims resolve --reconcile --entry shop.py --tool tools/charge
       antiphon claims flush --session order-1042
     """
     from antiphon._drive import drive
-    from antiphon.ops.admin import Admin, usage
+    from antiphon.ops.admin import Admin, of_tenant, usage
 
-    with application(arguments) as app:
+    nothing = ""
+    with application(arguments) as base:
+        app = of_tenant(base, arguments.tenant)
         result: Any = usage(app) if arguments.what == "usage" else drive(_act(Admin(app), arguments))
         place = app.store.url
+        if arguments.what == "list" and not result:
+            nothing = _nothing(app, arguments)
     if arguments.what == "resolve" and arguments.reconcile:
         ui.output(arguments, result, _said(result))
     elif arguments.what == "list":
-        ui.output(arguments, {"claims": result, "store": place}, _claims(result, place))
+        ui.output(
+            arguments, {"claims": result, "store": place}, _claims(result, arguments.tenant) if result else nothing
+        )
     elif arguments.what == "show":
         ui.print_json(result)
     else:
@@ -202,7 +210,7 @@ def _said(result: dict[str, Any]) -> Iterator[str]:
         arguments = ui.safe(claim["arguments"] or "")
         rows.append((claim["fingerprint"], claim["tool"], arguments, says, ui.safe(claim["why"] or value)))
     if rows:
-        yield ui.table(head, rows)
+        yield ui.table(head, rows, shorten={4: 20, 2: 20, 1: 9}, keep=(3,))
     if "resolved" in result:
         told = "would be resolved" if result.get("dryRun") else "resolved"
         yield f"{told}: {result['resolved']}, still unknown: {result['unknown']}"
@@ -210,10 +218,20 @@ def _said(result: dict[str, Any]) -> Iterator[str]:
         yield f"{one['key']}: {one['message']}"
 
 
-def _claims(found: list[dict[str, Any]], place: str) -> Iterator[str]:
-    if not found:
-        yield f"No claims. Looked in {place} (--store names another)."
-        return
+def _nothing(app: Any, arguments: argparse.Namespace) -> str:
+    """That there are no such claims, and which tenants have some."""
+    from antiphon._drive import drive
+    from antiphon.ops.admin import Admin, of_tenant, tenants_of
+
+    chosen = {name: getattr(arguments, name) for name in ("tool", "session", "prefix", "state")}
+    _, *others = tenants_of(app)
+    others = [tenant for tenant in others if drive(Admin(of_tenant(app, tenant)).claims(**chosen, limit=1))]
+    whose = f" of tenant {app.tenant}" if others or arguments.tenant or app.tenant != "default" else ""
+    more = f" These tenants have some (--tenant): {', '.join(others)}." if others else ""
+    return ui.safe(f"No claims{whose}. Looked in {app.store.url} (--store names another).{more}")
+
+
+def _claims(found: list[dict[str, Any]], tenant: str | None) -> Iterator[str]:
     now = time.time() * 1000
     head = ("CLAIM", "TOOL", "STATE", "SESSION", "CALL", "AGE", "EXPIRES", "ERROR", "ARGUMENTS")
     rows = [
@@ -229,12 +247,11 @@ def _claims(found: list[dict[str, Any]], place: str) -> Iterator[str]:
         )
         for claim in found
     ]
-    yield ui.table(head, rows)
+    yield ui.table(head, rows, shorten={8: 20, 3: 9, 4: 9, 1: 9}, keep=(2,))
     unknown = sum(claim["state"] == "unknown" or claim["lost"] for claim in found)
     if unknown:
-        yield ui.yellow(
-            f"{unknown} with an unknown outcome: verify what happened, then run: antiphon claims resolve CLAIM"
-        )
+        settle = f"antiphon claims resolve CLAIM{f' --tenant {ui.safe(tenant)}' if tenant else ''}"
+        yield ui.yellow(f"{unknown} with an unknown outcome: verify what happened, then run: {settle}")
 
 
 @command(
@@ -279,7 +296,9 @@ def breakers(arguments: argparse.Namespace) -> int:
     lines = [
         (r["key"], r["state"], r["by"], ui.when(r["untilMs"]), ui.when(r["updatedAtMs"]), r["reason"]) for r in rows
     ]
-    text = ui.table(head, lines) if rows else f"All breakers are closed; none has ever opened. Looked in {place}."
+    text = f"All breakers are closed; none has ever opened. Looked in {place}."
+    if rows:
+        text = ui.table(head, lines, shorten={5: 20, 0: 20}, keep=(1,))
     if arguments.dry_run and arguments.what != "list":
         text = f"{text}\nNothing was changed; it is {rows[0]['before']}."
     ui.output(arguments, {"breakers": rows, "store": place}, text)
@@ -335,7 +354,10 @@ def config(arguments: argparse.Namespace) -> int:
             rows.append((name, _masked(value), loaded.sources.get(name, "default")))
     if arguments.changed:
         rows = [row for row in rows if row[2] != "default"]
-    text = ui.table(("SETTING", "VALUE", "FROM"), [(name, _shown(value), source) for name, value, source in rows])
+    text = ui.table(
+        ("SETTING", "VALUE", "FROM"),
+        [(*line, source) for name, value, source in rows for line in _setting(name, value)],
+    )
     data = {"settings": [{"name": name, "value": value, "source": source} for name, value, source in rows]}
     ui.output(arguments, data, [text, ui.dim(f"file: {loaded.file or 'none'}")])
     return 0
@@ -359,6 +381,18 @@ def _masked(value: object) -> object:
     if "@" in rest:
         rest = f"…@{rest.rpartition('@')[2]}"
     return f"{scheme}://{_SECRET.sub('…', rest)}"
+
+
+def _setting(name: str, value: object) -> Iterator[tuple[str, str]]:
+    """The lines of a setting; where there is no table ``[breaker]``, the presets that apply."""
+    from antiphon.contract.spec import DEFAULT_BREAKER, READ_BREAKER, WRITE_BREAKER
+
+    if name != "breaker" or value is not None:
+        yield name, _shown(value)
+        return
+    for effect, preset in (("read", READ_BREAKER), ("write", WRITE_BREAKER), ("unset", DEFAULT_BREAKER)):
+        opens = f"{preset.consecutive} failures or rate {preset.rate}"
+        yield f"breaker, effect {effect}", f"{opens}, open for {ui.duration(preset.cooldown_ms)}"
 
 
 def _shown(value: object) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from antiphon.cli import _ui as ui
-from antiphon.cli._base import CONFIG, JSON, application, argument, command, flag, positive_int
+from antiphon.cli._base import CONFIG, JSON, TENANT, application, argument, command, flag, positive_int
 from antiphon.errors import InvalidInput
 
 
@@ -28,6 +28,7 @@ from antiphon.errors import InvalidInput
         "--expires", type=positive_int, default=None, metavar="SECONDS", help="link: over after this, at the latest"
     ),
     argument("--url", default="", help="link: where its page is (default: [approvals] url)"),
+    TENANT,
     CONFIG,
     JSON,
 )
@@ -44,12 +45,15 @@ def approvals(arguments: argparse.Namespace) -> int:
         raise InvalidInput(f"Name one approval: {arguments.what} takes one id.")
     if arguments.what != "list" and not arguments.id:
         raise InvalidInput("Name an approval by its id.", hint="List them: antiphon approvals list")
+    from antiphon.ops.admin import of_tenant
+
     who = arguments.who or user_name()
-    with application(arguments) as app:
+    with application(arguments) as base:
+        app = of_tenant(base, arguments.tenant)
         desk, place = app.approvals(who, where=f"command line on {socket.gethostname()}"), app.store.url
         if arguments.what == "list":
             found = desk.list(state=arguments.state, tool=arguments.tool, limit=arguments.limit)
-            ui.output(arguments, {"approvals": found, "store": place}, _table(found, arguments.state, place))
+            ui.output(arguments, {"approvals": found, "store": place}, _table(found, arguments.state, app))
             return 0
         if arguments.what == "show":
             made = desk.show(arguments.id[0])
@@ -64,7 +68,7 @@ def approvals(arguments: argparse.Namespace) -> int:
                 ui.output(arguments, made, _decided(made))
                 return 1 if "refused" in made else 0
             made = desk.decide(arguments.id[0], arguments.what, **how)
-    ui.output(arguments, made, [f"{name}: {value}" for name, value in made.items() if value not in (None, "")])
+    ui.output(arguments, made, ui.fields(made))
     return 0
 
 
@@ -83,13 +87,14 @@ def user_name() -> str:
         return "cli"
 
 
-def _table(found: list[dict[str, Any]], state: str, place: str) -> Iterator[str]:
+def _table(found: list[dict[str, Any]], state: str, app: Any) -> Iterator[str]:
     if not found:
         what = "" if state == "all" else f" {state}"
-        yield f"No approvals{what}. Looked in {place} (--store names another)."
+        whose = "" if app.tenant == "default" else f" of tenant {app.tenant}"
+        yield f"No approvals{whose}{what}. Looked in {app.store.url} (--store names another)."
         return
     head = ("APPROVAL", "TOOL", "ARGUMENTS", "STATE", "ASKED BY", "AGE", "EXPIRES", "POLICY")
-    yield ui.table(head, [_row(one) for one in found])
+    yield ui.table(head, [_row(one) for one in found], shorten={2: 20, 1: 9}, keep=(3,))
     if any(one["state"] == "waiting" for one in found):
         yield "Decide: antiphon approvals approve ID, or deny ID --reason TEXT"
 

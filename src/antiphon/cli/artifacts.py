@@ -68,7 +68,7 @@ def _list(steps: list[str]) -> str:
     return "".join(f"\n  {step}" for step in steps)
 
 
-@command(CONFIG)
+@command(CONFIG, JSON)
 def replay_key(arguments: argparse.Namespace) -> int:
     """Print the key that opens the originals of recordings made with this store, for ANTIPHON_REPLAY_KEY elsewhere.
 
@@ -88,7 +88,8 @@ def replay_key(arguments: argparse.Namespace) -> int:
                 hint="Name a key file: [store] seal_key_file.",
             )
         note(app, "replay-key", {})
-        print(sealer.replay_key.hex())
+    key = sealer.replay_key.hex()
+    ui.output(arguments, {"replayKey": key}, key)
     return 0
 
 

@@ -89,8 +89,9 @@ def matrix(arguments: argparse.Namespace) -> int:
 
     Cells that are done are never paid for again; whoever starts the matrix again goes on where it was.
     With --json it prints one line per step of progress and the result, or what went wrong, as the last line.
-    exit codes: 0 no variant is worse, 1 a variant is worse, or undecided and cells failed, 2 usage,
-                3 blocked for review, 4 not found, 5 entry point or model missing, 130 interrupted
+    exit codes: 0 no variant is worse, 1 a variant is worse, or undecided and cells failed,
+                2 usage, or workers that cannot be used, 3 blocked for review, 4 not found,
+                5 entry point or model missing, 130 interrupted
     """
     from antiphon.ops.executors import executor_of
     from antiphon.ops.matrix import Status
@@ -119,7 +120,7 @@ def matrix(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return interrupted(arguments.json, f"Go on with: antiphon matrix --resume {plan.id}")
         finally:
-            if sys.stderr.isatty():
+            if ui.knows_codes(sys.stderr):
                 print("\r\x1b[K", end="", file=sys.stderr)
     if arguments.json:
         _line(result.to_wire())
@@ -208,7 +209,7 @@ def _prompt(file: str) -> str:
 def _show(arguments: argparse.Namespace, status: Any, out: TextIO) -> None:
     if arguments.json:
         _line({"progress": status.to_wire()}, out)
-    elif sys.stderr.isatty():
+    elif ui.knows_codes(sys.stderr):
         wide = 20
         full = "#" * int(wide * status.done / max(1, status.total))
         rest = ui.duration(status.left_s * 1000)

@@ -70,7 +70,8 @@ def _lines(result: dict[str, Any], details: bool) -> Iterator[str]:
         for one in result["runs"]
     ]
     head = ("RUN", "NAME", "STEPS", *(name.upper() for name in shown))
-    yield ui.table(head, rows, right=range(2, len(head)), shorten={0: 13, 1: 10})
+    counts = range(2, len(head))
+    yield ui.table(head, rows, right=counts, shorten={0: 13, 1: 10}, keep=counts)
     for one in result["runs"] if details else ():
         for row in one["rows"]:
             if row["verdict"] != SAME:

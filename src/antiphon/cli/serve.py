@@ -176,6 +176,9 @@ def apikeys(arguments: argparse.Namespace) -> int:
                 (key.id, key.role, key.tenant, ui.when(key.created_at_ms), "revoked" if key.revoked else "", key.name)
                 for key in keys
             ]
-            text = ui.table(("ID", "ROLE", "TENANT", "CREATED", "STATE", "NAME"), rows)
+            text = f"No API keys. Looked in {app.store.url} (--store names another)."
+            if rows:
+                head = ("ID", "ROLE", "TENANT", "CREATED", "STATE", "NAME")
+                text = ui.table(head, rows, shorten={5: 10, 2: 10}, keep=(4,))
             ui.output(arguments, [key.to_wire() for key in keys], text)
     return 0

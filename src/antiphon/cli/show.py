@@ -166,7 +166,7 @@ def _runs(rows: list[dict[str, Any]], total: int) -> Iterator[str]:
         )
         for row in rows
     ]
-    text = ui.table(head, lines, right=(5,), shorten={0: 13, 1: 10}, drop=(6, 5, 4, 3)).splitlines()
+    text = ui.table(head, lines, right=(5,), shorten={0: 13, 1: 10}, keep=(2,)).splitlines()
     yield text[0]
     for line, row in zip(text[1:], rows, strict=True):
         yield line.replace(row["status"], _COLOUR.get(row["status"], ui.yellow)(row["status"]), 1)

@@ -29,7 +29,7 @@ from antiphon._gateway.settlement import ARGUMENTS, NEVER_MS
 from antiphon._gateway.tool import takes_two
 from antiphon.config.wiring import fingerprints_of, sealer_of
 from antiphon.contract._base import UNSET
-from antiphon.contract.approval import is_asking, split_note
+from antiphon.contract.approval import approval_of, is_asking, split_note
 from antiphon.contract.events import audit_manifest
 from antiphon.contract.record import DedupeRecord, is_unsettled
 from antiphon.contract.spec import DidNotHappen, Happened, ToolSpec
@@ -45,6 +45,8 @@ from antiphon.stores._adapters import AsyncFromSync
 
 log: logging.Logger = logging.getLogger("antiphon.ops")
 
+TRIAL = "antiphon-doctor"
+"""The tenant of the claim on trial: nobody else finds it in his lists."""
 _RESOLVED_TTL_MS = 30 * 86_400_000
 _SCAN = 10_000
 _SCAN_NAMES = 100_000
@@ -62,6 +64,18 @@ def as_breaker_key(tool: str, context: str | None = None) -> str:
     if tool.startswith(("tool/", "dependency/")) or tool == "global":
         return tool
     return f"tool/{tool}" if "/" in tool else f"tool/tools/{tool}"
+
+
+def of_tenant(app: Antiphon, tenant: str | None) -> Antiphon:
+    """The application for another tenant of its store; itself for its own, or none."""
+    if not tenant or tenant == app.tenant:
+        return app
+    return Antiphon(app.loaded, store=app.store, tenant=tenant, workspace=app.workspace, clock=app.clock)
+
+
+def tenants_of(app: Antiphon) -> list[str]:
+    """The tenants with claims in the store, the application's own first."""
+    return [app.tenant, *sorted(tenant for tenant in app.journal.tenants() if tenant not in (app.tenant, TRIAL))]
 
 
 class Verdict(NamedTuple):
@@ -249,7 +263,12 @@ class Admin:
     def _described(self, record: DedupeRecord, now_ms: int) -> dict[str, Any]:
         prints = self._fingerprints
         fingerprint = prints.of(record.key) if prints.last else record.key[:_FINGERPRINT]
-        return {**describe(self._opened(record), fingerprint), "lost": self._lost(record, now_ms)}
+        kept = approval_of(record)
+        return {
+            **describe(self._opened(record), fingerprint),
+            "lost": self._lost(record, now_ms),
+            "approval": None if kept is None else kept.state(now_ms),
+        }
 
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """What operators did, newest first."""

@@ -106,8 +106,8 @@ class Approvals(Admin):
         self._allow_self: bool = app.config.approvals.allow_self
         self._url: str = app.config.approvals.url
 
-    async def waiting(self, *, state: str = "waiting", tool: str = "", limit: int = 100) -> list[dict[str, Any]]:
-        """Approvals in one state (``all``: in any), the newest first."""
+    async def waiting(self, *, state: str = "waiting", tool: str = "", limit: int | None = 100) -> list[dict[str, Any]]:
+        """Approvals in one state (``all``: in any), the newest first; without *limit* all of them."""
         kept = await self._kept(tool)
         now = await self._now(kept[0][0]) if kept else 0
         found = [self._shown_approval(*one, now) for one in kept]
@@ -297,14 +297,11 @@ class Approvals(Admin):
         )
 
     def _shown_approval(self, record: DedupeRecord, kept: Kept, now: int) -> dict[str, Any]:
-        code, asked = kept
+        asked = kept.approval
         request, spec = record.request, declared().get(record.tool)
-        state = STATES[code]
-        if code in (REQUIRED, GRANTED) and now >= asked.expires_at_ms:
-            state = "expired"
         return {
             "id": asked.id,
-            "state": state,
+            "state": kept.state(now),
             "tool": record.tool,
             "description": "" if spec is None else visible(spec.description),
             "arguments": visible(self._arguments_of(record, asked)),

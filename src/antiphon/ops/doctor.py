@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import secrets
@@ -18,11 +19,10 @@ from antiphon._recording.run import Run
 from antiphon.canonical import canonical_digest
 from antiphon.config.wiring import CLAIMS_NOT_SHARED, SHARE_CLAIMS, claims_are_shared, seal_key_file
 from antiphon.errors import AntiphonError
-from antiphon.ops.admin import Admin, usage
+from antiphon.ops.admin import TRIAL, Admin, of_tenant, tenants_of, usage
 from antiphon.ops.app import Antiphon
-from antiphon.ops.bucket import is_remote
+from antiphon.ops.bucket import is_remote, stored_runs
 from antiphon.ops.entry import load_module
-from antiphon.ops.finalizers import living
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import list_runs
 from antiphon.ops.seal_keys import seal_keys
@@ -38,8 +38,6 @@ _RETRYING = {
 }
 
 
-_TENANT = "antiphon-doctor"
-"""Of the claim on trial: nobody else finds it in his lists."""
 LEVELS = ("error", "warning", "ok", "note")
 """Worst first."""
 
@@ -101,10 +99,10 @@ def _trial(app: Antiphon) -> Iterator[dict[str, Any]]:
     """Whether the store takes claims, those of safety-critical calls too: make one, and take it back."""
     token = secrets.token_hex(8)
     template = ClaimTemplate(
-        tool="antiphon/doctor", session="", actor="", ttl_ms=1000, lease_ms=1000, owner=owner_token(), tenant=_TENANT
+        tool="antiphon/doctor", session="", actor="", ttl_ms=1000, lease_ms=1000, owner=owner_token(), tenant=TRIAL
     )
     request = StaticClaimRequest(
-        key=canonical_digest([_TENANT, token]),
+        key=canonical_digest([TRIAL, token]),
         identity=token,
         template=template,
         idempotency_key=token,
@@ -147,27 +145,48 @@ def _server(url: str, facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
-    counts = app.journal.counts(app.tenant)
-    cost = usage(app)
-    stale, live = (sum(n for (_, state), n in counts.items() if state == wanted) for wanted in ("stale", "inflight"))
-    if stale:
-        hint = "antiphon claims list --state inflight shows whose they are."
-        yield _found(
-            "warning", "claims", f"{stale} of {stale + live} in flight have an expired lease", hint, stale=stale
-        )
-    unknown = Counter(claim["tool"] for claim in drive(Admin(app).claims(state="unknown", limit=sys.maxsize)))
+    """The claims of all tenants, as metrics count them."""
+    apps = [of_tenant(app, tenant) for tenant in tenants_of(app)]
+    stale, live, records = Counter[str](), 0, 0
+    for one in apps:
+        counts = one.journal.counts(one.tenant)
+        stale[one.tenant] = sum(n for (_, state), n in counts.items() if state == "stale")
+        live += sum(n for (_, state), n in counts.items() if state == "inflight")
+        records += sum(counts.values())
+    if late := stale.total():
+        of, option = _whose(app, +stale)
+        text = f"{late} of {late + live} in flight have an expired lease{of and f' ({of})'}"
+        hint = f"antiphon claims list --state inflight{option} shows whose they are."
+        yield _found("warning", "claims", text, hint, stale=late)
+    unknown, whose = Counter[str](), Counter[str]()
+    for one in apps:
+        for claim in drive(Admin(one).claims(state="unknown", limit=sys.maxsize)):
+            unknown[claim["tool"]] += 1
+            whose[one.tenant] += 1
     if unknown:
         by_tool = ", ".join(f"{tool}: {number}" for tool, number in unknown.most_common(5))
         more = "" if len(unknown) <= 5 else f" and {len(unknown) - 5} more tools"
-        hint = "Find out what happened: antiphon claims list --state unknown, then: antiphon claims resolve CLAIM"
-        total = unknown.total()
-        text = f"{total} {'outcome' if total == 1 else 'outcomes'} unknown ({by_tool}{more})"
-        yield _found("warning", "claims", text, hint, unknown=dict(unknown))
-    if "bytesPerRecord" in cost:
-        text = f"about {cost['bytesPerRecord']} bytes each in the server, {cost['bytes'] / 1e6:.1f} MB together"
-        yield _found("ok", "claims", f"{plural(cost['records'], 'record')}, {text}")
-    elif not stale and not unknown:
-        yield _found("ok", "claims", f"{plural(sum(counts.values()), 'record')}, none stale, none unknown")
+        of, option = _whose(app, whose)
+        look, settle = (f"antiphon claims {act}{option}" for act in ("list --state unknown", "resolve CLAIM"))
+        text = f"{plural(unknown.total(), 'outcome')} unknown ({by_tool}{more}{of and f'; {of}'})"
+        yield _found(
+            "warning", "claims", text, f"Find out what happened: {look}, then: {settle}", unknown=dict(unknown)
+        )
+    costs = [usage(one) for one in apps]
+    if all("bytes" in cost for cost in costs):
+        records, size = (sum(cost[name] for cost in costs) for name in ("records", "bytes"))
+        text = f"about {round(size / max(1, records))} bytes each in the server, {size / 1e6:.1f} MB together"
+        yield _found("ok", "claims", f"{plural(records, 'record')}, {text}")
+    elif not late and not unknown:
+        yield _found("ok", "claims", f"{plural(records, 'record')}, none stale, none unknown")
+
+
+def _whose(app: Antiphon, numbers: Mapping[str, int]) -> tuple[str, str]:
+    """How many each tenant has, and the option that names one; nothing where only the application's own has some."""
+    if list(numbers) == [app.tenant]:
+        return "", ""
+    tenants = ", ".join(f"{tenant}: {number}" for tenant, number in numbers.items())
+    return f"by tenant {tenants}", " --tenant TENANT"
 
 
 def _runs(app: Antiphon) -> Iterator[dict[str, Any]]:
@@ -183,7 +202,7 @@ def _runs(app: Antiphon) -> Iterator[dict[str, Any]]:
 
 
 def _uploads(app: Antiphon) -> Iterator[dict[str, Any]]:
-    """What waits for the bucket, and for how long."""
+    """What waits for the bucket, and for how long; whether the bucket answers."""
     found = waiting_uploads()
     for waiting in found:
         minutes = max(0, app.clock.now_ms() - waiting.oldest_ms) / 60_000
@@ -194,8 +213,15 @@ def _uploads(app: Antiphon) -> Iterator[dict[str, Any]]:
         if not is_remote(app):
             hint = "No bucket is configured here: name it in [artifacts], then: antiphon export --waiting"
         yield _found("warning", "uploads", text, hint)
-    if is_remote(app) and not found:
-        yield _found("ok", "uploads", "no uploads pending")
+    if not is_remote(app):
+        return
+    try:
+        next(stored_runs(app), None)
+    except AntiphonError as error:
+        yield _found("error", "uploads", error.message, error.hint)
+    else:
+        if not found:
+            yield _found("ok", "uploads", "no uploads pending")
 
 
 def _tools(entry: str | None) -> Iterator[dict[str, Any]]:
@@ -264,10 +290,12 @@ def missing(run: Run) -> list[str]:
         )
     loaded = [module for module in SDKS if module in sys.modules]
     if loaded and not any(event.payload.get("kind") == "llm" for event in calls):
+        named = [(module, name) for module in loaded for name in SDKS[module][1] if hasattr(sys.modules[module], name)]
+        kinds = {getattr(sys.modules[module], name): module for module, name in named}
+        found = [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
         for module in loaded:
-            adapter, names = SDKS[module]
-            kinds = [getattr(sys.modules[module], name) for name in names if hasattr(sys.modules[module], name)]
-            clients = living(kinds)
+            adapter = SDKS[module][0]
+            clients = [client for client in found if kinds[type(client)] == module]
             bare = [client for client in clients if not _is_wrapped(client)]
             if clients and not bare:
                 continue

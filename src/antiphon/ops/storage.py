@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from antiphon.blobs.local import LocalObjects
+from antiphon.blobs.local import LocalObjects, is_note
 from antiphon.blobs.outbox import Outbox, OutboxBlobs
 from antiphon.config.wiring import ensure_home, home, objects_of
 from antiphon.contract.events import RunManifest
@@ -84,7 +84,8 @@ def waiting_uploads() -> list[Waiting]:
     found = []
     for what in ("artifacts", "payloads"):
         folder = LocalObjects(home() / "outbox" / what)
-        facts = [stat for name in folder.names() if (stat := _stat(folder.path(name))) is not None]
+        names = (name for name in folder.names() if what == "artifacts" or not is_note(name))
+        facts = [stat for name in names if (stat := _stat(folder.path(name))) is not None]
         if facts:
             oldest = min(stat.st_mtime for stat in facts)
             found.append(Waiting(what, len(facts), sum(stat.st_size for stat in facts), int(oldest * 1000)))

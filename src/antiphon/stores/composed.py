@@ -220,6 +220,7 @@ class ComposedJournal:
     clear = passed_to("_claims", Journal.clear)
     earlier = passed_to("_claims", Journal.earlier)
     counts = passed_to("_claims", Journal.counts)
+    tenants = passed_to("_claims", Journal.tenants)
     load_breakers = passed_to("_claims", Journal.load_breakers)
     save_breaker = passed_to("_claims", Journal.save_breaker)
     open_run = passed_to("_log", Journal.open_run)
@@ -261,19 +262,8 @@ def _with_run(request: ClaimRequest, events: Sequence[Row]) -> ClaimRequest:
     """The record's owner, ``RUN@TOKEN/PROCESS``, names the run that the claim's events go to."""
     if not events:
         return request
-    return StaticClaimRequest(
-        key=request.key,
-        identity=request.identity,
-        template=request.template,
-        idempotency_key=request.idempotency_key,
-        params=request.params,
-        request_id=request.request_id,
-        token=f"{events[0].run}@{request.token}",
-        call_id=request.call_id,
-        wait_replicas=request.wait_replicas,
-        shown=request.shown,
-        pin=request.pin,
-    )
+    copied = StaticClaimRequest(*(getattr(request, name) for name in StaticClaimRequest._fields))
+    return copied._replace(token=f"{events[0].run}@{request.token}")
 
 
 def _without_run(record: DedupeRecord) -> DedupeRecord:

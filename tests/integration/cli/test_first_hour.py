@@ -114,14 +114,14 @@ def test_a_misspelt_variable_is_named(home: Path) -> None:
 # -- terminals ------------------------------------------------------------------------------------------------------
 
 
-def on_terminal(columns: int, *words: str) -> list[str]:
+def shown_on(columns: int, *words: str) -> bytes:
     """What a command prints on a terminal of that width."""
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "antiphon.cli", *words],
         stdout=follower,
-        stderr=subprocess.DEVNULL,
+        stderr=follower,
         stdin=subprocess.DEVNULL,
     )
     os.close(follower)
@@ -135,8 +135,13 @@ def on_terminal(columns: int, *words: str) -> list[str]:
             break
         out += more
     os.close(leader)
-    assert process.wait() == 0
-    return re.sub(r"\x1b\[[0-9;]*m", "", out.decode()).replace("\r", "").splitlines()
+    assert process.wait() == 0, out
+    return out
+
+
+def on_terminal(columns: int, *words: str) -> list[str]:
+    """The lines that it prints, without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown_on(columns, *words).decode()).replace("\r", "").splitlines()
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120])
@@ -148,6 +153,69 @@ def test_the_list_of_runs_fits_and_keeps_the_status(antiphon: Command, columns: 
     assert lines[0].split()[:3] == ["RUN", "NAME", "STATUS"]
     assert [line.split()[2].rstrip(",") for line in lines[1:3]] == ["failed", "completed"]
     assert ("STARTED" in lines[0]) == (columns >= 80)
+
+
+DESK = """
+import antiphon
+
+gateway = antiphon.Gateway()
+
+
+@gateway.tool("charge_the_card_of_a_customer", idempotent=False, effect="write")
+def charge(order: str) -> str:
+    if order == "lost":
+        raise ValueError("what?")
+    return "charged"
+
+
+@gateway.tool("wire_money_to_a_supplier", idempotent=False, approve="always")
+def wire(text: str) -> str:
+    return "sent"
+
+
+def main():
+    for tool, said in ((charge, "o-1"), (charge, "lost"), (wire, "a long reason " * 5)):
+        try:
+            tool(said)
+        except Exception:
+            pass
+"""
+
+
+LISTS = {
+    "approvals list": ("STATE", {"waiting"}),
+    "claims list": ("STATE", {"done", "unknown", "failed"}),
+    "claims resolve --reconcile --entry desk.py --dry-run": ("RECONCILE SAYS", {"unknown"}),
+    "breakers list": ("STATE", {"FORCED_OPEN"}),
+    "apikeys list": ("STATE", {"revoked", ""}),
+}
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_every_list_fits_and_keeps_the_state(antiphon: Command, columns: int) -> None:
+    Path("desk.py").write_text(DESK)
+    assert antiphon("run", "desk.py:main").code == 0
+    tool = "tools/charge_the_card_of_a_customer"
+    assert antiphon("breakers", "force-open", tool, "--reason", "the bank of the customer is down").code == 0
+    names = ["--tenant", "a-tenant-with-a-long-name", "--name", "the pipeline of the team"]
+    key = antiphon("apikeys", "create", *names, "--json").json["id"]
+    assert antiphon("apikeys", "revoke", key).code == 0
+    assert antiphon("apikeys", "create", *names).code == 0
+    for words, (head, states) in LISTS.items():
+        lines = on_terminal(columns, *words.split())
+        place = lines[0].index(head)
+        notes = ("Decide: ", "1 with an unknown", "would be resolved")
+        rows = [line for line in lines[1:] if not line.startswith(notes)]
+        assert all(len(line) <= columns for line in [lines[0], *rows]), lines
+        assert {line[place:].split("  ")[0].rstrip() for line in rows} == states, lines
+
+
+def test_a_terminal_that_knows_no_codes_gets_none(antiphon: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    antiphon("run", "agent.py:main")
+    assert b"\x1b" in shown_on(80, "show")
+    monkeypatch.setenv("TERM", "dumb")
+    assert b"\x1b" not in shown_on(80, "show")
+    assert b"\x1b" not in shown_on(80, "export", "--latest", "-o", "run.antiphon")
 
 
 def test_a_cut_list_says_so(antiphon: Command) -> None:
@@ -248,7 +316,9 @@ def test_shells_complete_commands_options_choices_and_runs(antiphon: Command, sh
     run = antiphon("run", "agent.py:main", "--json").json["run"]
     assert complete(shell, "antiphon sho") == ["show"]
     assert complete(shell, "antiphon replay --expl") == ["--explore"]
-    assert "interrupted" in complete(shell, "antiphon runs --status ")
+    assert complete(shell, "antiphon runs --status i") == ["interrupted"]
+    assert set(complete(shell, "antiphon sealkeys ")) == {"list", "rotate", "add", "use", "remove"}, "no files"
+    assert complete(shell, "antiphon run ag") == ["agent.py"], "a file where one is wanted"
     assert complete(shell, f"antiphon show {run[:4]}") == [run]
 
 

@@ -121,6 +121,14 @@ def test_switches_of_the_environment_are_shown_with_their_source(antiphon: Type)
     assert "gateway.open_mode" not in shown
 
 
+def test_the_presets_of_breakers_are_shown_where_no_table_replaces_them(antiphon: Type) -> None:
+    shown = antiphon("config", "show").stdout
+    assert re.search(r"^breaker, effect read +8 failures or rate 0\.5, open for 20\.0 s +default$", shown, re.MULTILINE)
+    replaced = antiphon("config", "show", ANTIPHON_BREAKER_CONSECUTIVE="3").stdout
+    assert re.search(r"^breaker\.consecutive +3 ", replaced, re.MULTILINE)
+    assert "breaker, effect" not in replaced
+
+
 def test_what_operators_did_is_no_run_of_an_agent(antiphon: Type) -> None:
     run = record(antiphon)
     assert antiphon("breakers", "force-open", "tools/look", "--reason", "incident").returncode == 0

@@ -107,6 +107,22 @@ def test_a_terminal_that_knows_few_letters_gets_what_it_can_show(greeted: Path, 
     assert told["output"] == "grüße → x"
 
 
+def test_our_signs_have_a_form_in_ascii(greeted: Path) -> None:
+    for words in ("doctor", "show"):
+        assert not cli(words, PYTHONIOENCODING="utf-8").stdout.isascii()
+    checked = cli("doctor", PYTHONIOENCODING="ascii").stdout.decode("ascii")
+    assert "ok store: " in checked, checked
+    shown = cli("show", PYTHONIOENCODING="ascii").stdout.decode("ascii").splitlines()
+    assert any(line.startswith("|- ") for line in shown), shown
+    assert "output  gr??e -> Zo?" in shown, "a letter that has no other form is a question mark"
+
+
+def test_a_key_for_replays_has_a_document(antiphon: Command) -> None:
+    antiphon("run", "agent.py:main")
+    key = antiphon("replay-key").out.strip()
+    assert antiphon("replay-key", "--json").json == {"replayKey": key}
+
+
 def test_an_output_that_is_closed_or_full_is_no_crash(greeted: Path) -> None:
     for words in (("show",), ("runs",), ("runs", "--json"), ("export", "-o", "-")):
         for shell in (">/dev/full", ">&-", "| head -c 1"):

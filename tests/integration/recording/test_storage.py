@@ -7,9 +7,9 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,15 +23,17 @@ from antiphon.cli import main
 from antiphon.config.model import ArtifactsSection
 from antiphon.config.wiring import bucket_of
 from antiphon.contract.events import RunManifest
-from antiphon.errors import ConfigError, StoreUnavailable
+from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 from antiphon.ops import bucket, storage
 from antiphon.ops.artifacts import import_artifact
 from antiphon.ops.doctor import examine
-from antiphon.ops.runs import collect, find_run, one_event
+from antiphon.ops.runs import collect, find_run, list_runs, one_event
 from tests.conftest import S3Access
 from tests.faultproxy import FaultProxy
 from tests.integration.recording.kit import QUIET, application, small_run, stored
 from tests.ticks import Ticks
+
+T = TypeVar("T")
 
 
 def settings(access: S3Access, **more: Any) -> dict[str, Any]:
@@ -134,8 +136,9 @@ def test_while_the_bucket_is_away_artifacts_wait_and_are_reported(
     assert len(lying) == 3
     old = time.time() - 3 * 3600
     os.utime(lying[0], (old, old))
-    (told,) = [one for one in examine(app) if one["check"] == "uploads"]
-    assert told["level"] == "warning"
+    told, refused = [one for one in examine(app) if one["check"] == "uploads"]
+    assert (told["level"], refused["level"]) == ("warning", "error")
+    assert "cannot be reached" in refused["message"]
     assert re.fullmatch(r"3 artifacts wait for the bucket \(\d+ bytes\), the oldest for 3 h", told["message"])
     assert "antiphon export --waiting" in told["hint"]
     assert "No bucket is configured here" in next(
@@ -188,6 +191,10 @@ def test_wrong_credentials_are_named_and_nothing_is_lost(
     kept = storage.keep(app, manifest(app, small_run(app)))
     assert (kept.waiting, "refuses these credentials" in kept.trouble) == (1, True)
     assert "wrong" not in kept.trouble
+    assert [(one["level"], one["message"]) for one in examine(app) if one["check"] == "uploads"] == [
+        ("warning", f"1 artifact waits for the bucket ({kept.bytes} bytes), the oldest for 0 min"),
+        ("error", kept.trouble),
+    ]
 
 
 # -- ways to say it -------------------------------------------------------------------------------------------------
@@ -325,9 +332,13 @@ def test_large_payloads_in_the_bucket(cut: tuple[FaultProxy, S3Access], home: Pa
 AGENT = """
 import antiphon
 
+@antiphon.Gateway().tool(idempotent=True, effect="read")
+def letter():
+    return "x"
+
 @antiphon.agent
 def main(size):
-    return "x" * size
+    return letter() * size
 """
 
 
@@ -364,7 +375,7 @@ def test_a_process_says_what_has_not_arrived_and_the_next_one_that_records_sends
     proxy, access = cut
     proxy.refuse()
     said = _recorded(tmp_path, access, 120_000)
-    assert re.search(r"before all payloads have arrived in s3://.*: \d of them \(\d+ bytes\) are kept in", said.stderr)
+    assert re.search(r"before all payloads have arrived in s3://.*: 1 of them \(\d+ bytes\) are kept in", said.stderr)
     assert "cannot be reached" in said.stderr
     assert "antiphon export --waiting" in said.stderr
     proxy.heal()
@@ -408,6 +419,39 @@ def test_gc_in_a_bucket_that_stores_share(signed_in: S3Access, home: Path) -> No
             remote(signed_in).delete(name)
     assert collect(app)["blobs"] == 2
     assert payloads() == []
+
+
+def test_gc_asks_the_bucket_before_it_deletes_and_says_what_was_deleted(
+    cut: tuple[FaultProxy, S3Access], home: Path
+) -> None:
+    proxy, access = cut
+    app = application(settings(access, payloads="bucket", timeout_s=2.0))
+    for name in ("one", "two"):
+        with app.run(name) as run:
+            run.prompt("before", f"{name} " * 20_000)
+    blobs: Any = app.blobs
+    assert blobs.outbox.flush().pending == 0
+
+    def cutting(items: Iterable[T], total: int | None, label: str, /) -> Iterator[T]:
+        yield from items
+        if label == "deleting, runs":
+            proxy.refuse()
+            proxy.reset()
+
+    proxy.refuse()
+    proxy.reset()
+    with pytest.raises(StoreUnavailable) as before:
+        collect(app, keep=0, force=True)
+    assert "eleted" not in str(before.value)
+    assert len(list_runs(app)) == 2
+    proxy.heal()
+    with pytest.raises(StoreError, match=r"Deleted before that: 1 run; payloads .*run antiphon gc again") as later:
+        collect(app, keep=1, force=True, progress=cutting)
+    assert later.value.code == before.value.code
+    proxy.heal()
+    assert [run["name"] for run in list_runs(app)] == ["two"]
+    assert collect(app)["blobs"] == 1
+    blobs.outbox.close()
 
 
 def test_a_process_that_lives_on_renews_its_note(signed_in: S3Access, monkeypatch: pytest.MonkeyPatch) -> None:

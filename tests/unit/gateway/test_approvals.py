@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -489,6 +490,11 @@ def test_the_command_lists_and_decides(tmp_path: Path, capsys: pytest.CaptureFix
     made = json.loads(capsys.readouterr().out)
     assert made["url"].startswith("https://desk.example.com/approve?token=")
     assert (made["to"], made["may"]) == ("grace", ["deny"])
+    assert main(["approvals", "show", approval, "--store", url]) == 0
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert not [name for name in told if name.endswith("Ms")], "times are for people"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d [\d:]{8}", told["askedAt"])
+    assert re.fullmatch(r"\d+ ms|[\d.]+ s", told["age"])
     assert main(["approvals", "approve", approval, "--as", "grace", "--json", "--store", url]) == 0
     assert json.loads(capsys.readouterr().out)["decidedBy"] == "grace"
     assert pay(10) == "paid"

@@ -649,7 +649,7 @@ def test_a_sick_store_is_looked_at_again_after_a_pause() -> None:
 
     journal: Any = type("Journal", (), {"renew": staticmethod(probed)})()
     leases._journal = journal
-    assert leases._mend(clock.monotonic()) == pytest.approx(0.1), "it was gone again before what is left was written"
+    assert leases._mend(clock.monotonic()) == pytest.approx(0.2), "it was gone again before what is left was written"
     assert leases.breaker.is_open
 
 

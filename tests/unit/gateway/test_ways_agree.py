@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import json
 import logging
 import re
@@ -463,8 +462,8 @@ def _raised_anew(step: Any) -> Any:
         return step
 
     def fail(**params: Any) -> Any:
-        anew = copy.copy(step)
-        anew.__dict__.pop("__notes__", None)
+        anew = type(step).__new__(type(step), *step.args)  # distributed makes copy.copy() share what is in __dict__
+        anew.__dict__.update(step.__dict__)
         raise anew
 
     return fail

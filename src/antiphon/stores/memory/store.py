@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -116,6 +116,9 @@ class SyncMemoryJournal(MemoryClaims):
                 state = unknown_for(now - node.updated)
             found[node.template.tool, state] = found.get((node.template.tool, state), 0) + 1
         return found
+
+    def tenants(self) -> Collection[str]:
+        return {node.template.tenant for node in self._all_current()}
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
         """Nothing to push: other processes have other data."""

@@ -378,6 +378,16 @@ FROM antiphon.claims AS c, clock
 WHERE c.tenant = %(tenant)s AND {_lives}
 GROUP BY 1, 2
 
+-- name: tenants
+-- One step in the index for each.
+WITH RECURSIVE found (tenant) AS (
+    SELECT min(c.tenant) FROM antiphon.claims AS c
+    UNION ALL
+    SELECT (SELECT min(c.tenant) FROM antiphon.claims AS c WHERE c.tenant > found.tenant)
+    FROM found WHERE found.tenant IS NOT NULL
+)
+SELECT tenant FROM found WHERE tenant IS NOT NULL
+
 -- name: sweep_claims
 -- A claim in flight is spared the first time. Nothing else lets one expire later than both its TTL and its lease: that
 -- marks it.

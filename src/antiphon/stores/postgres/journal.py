@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -136,6 +136,9 @@ class PostgresJournal(PostgresLog):
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         rows = await self._engine.run("counts", {"tenant": tenant}, prepare=False)
         return {(from_text(tool), state): number for tool, state, number in rows}
+
+    async def tenants(self) -> Collection[str]:
+        return [from_text(tenant) for (tenant,) in await self._engine.run("tenants", {}, prepare=False)]
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         waiter = self._engine.new_waiter()

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -33,11 +33,13 @@ class RedisJournal(RedisClaims, RedisIndex):
     durable = True
 
     async def sweep(self, limit: int = 1000) -> int:
-        found = await self._client.execute(("SMEMBERS", self._names.tenants))
-        tenants = [name.decode() for name in found]
+        tenants = await self.tenants()
         for tenant in tenants:
             await self._sweep_breakers(tenant)
         return await self._sweep_claims(tenants, limit)
+
+    async def tenants(self) -> Collection[str]:
+        return [name.decode() for name in await self._client.execute(("SMEMBERS", self._names.tenants))]
 
     async def ping(self) -> Mapping[str, Any]:
         """Reach the server; ``warnings`` names what weakens the guarantees."""

@@ -106,6 +106,11 @@ def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[
     return found
 
 
+def tenants(connection: sqlite3.Connection) -> list[str]:
+    """Those that the index has."""
+    return [tenant for (tenant,) in connection.execute(SQL["tenants"])]
+
+
 def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
     """Delete what has expired; what lives on is looked at again when its time comes.
 

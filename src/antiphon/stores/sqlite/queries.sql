@@ -159,6 +159,16 @@ WITH RECURSIVE tools (tool) AS (
 )
 SELECT tool FROM tools WHERE tool IS NOT NULL;
 
+-- name: tenants
+-- One step in the index for each.
+WITH RECURSIVE tenants (tenant) AS (
+    SELECT min(tenant) FROM claim_places
+    UNION ALL
+    SELECT (SELECT min(p.tenant) FROM claim_places AS p WHERE p.tenant > tenants.tenant)
+    FROM tenants WHERE tenants.tenant IS NOT NULL
+)
+SELECT tenant FROM tenants WHERE tenant IS NOT NULL;
+
 -- name: count_all
 SELECT value, count(*) FROM claim_places WHERE tenant = ? AND kind = 'tool' GROUP BY value;
 

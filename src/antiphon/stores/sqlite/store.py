@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -206,6 +206,10 @@ class SQLiteJournal:
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         await self._catch_up()
         return await self._read(lambda connection: index.counts(connection, tenant, self.now()))
+
+    async def tenants(self) -> Collection[str]:
+        await self._catch_up()
+        return await self._read(index.tenants)
 
     async def sweep(self, limit: int = 1000) -> int:
         await self._catch_up()
