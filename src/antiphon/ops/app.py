@@ -34,11 +34,11 @@ from antiphon.ops.inputs import Kept, arguments_again, arguments_of, by_name, is
 from antiphon.ports import Blobs, Clock, Invoker, Listener, Row, Store, SyncJournal
 
 if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
+    from antiphon._gateway.turns import Guard
     from antiphon._recording.recorder import LoopJournals, Recorder
     from antiphon._recording.run import Run
     from antiphon._recording.seals import KeyRing
     from antiphon._scope import RunScope, Site, Write, WriteAsync
-    from antiphon.decide.loop import LoopPolicy
     from antiphon.ops.approvals import Desk
     from antiphon.ops.gateways import AsyncGateway, Gateway
     from antiphon.redact import Redactor
@@ -222,10 +222,11 @@ class Antiphon:
         if resume is not None:
             self.go_on(recorder)
         if self.config.prices and self.config.loop.max_cost is not None:
+            from antiphon._gateway.turns import Guard
             from antiphon.config.wiring import settings_of
 
-            policy = settings_of(self.config).loop
-            charge_models(recorder.scope, self.config.prices, policy, self.clock.monotonic())
+            guard = Guard(settings_of(self.config).loop, self.clock.monotonic())
+            Charges(recorder.scope, self.config.prices, recorder.scope.gateway_state.setdefault("loop", guard))
         if function is not None:  # a password that only the name of its parameter tells is known before it is written
             told = {name: value for name, value in by_name(function, input).items() if recorder.redactor.tells(name)}
             recorder.shown(told, "")
@@ -581,25 +582,36 @@ def note_exit(app: Antiphon, run: str, code: int) -> None:
 # -- what model calls cost (D25) --------------------------------------------------------------------------------------
 
 
-def charge_models(scope: RunScope, prices: Mapping[str, PriceSection], policy: LoopPolicy, now: float) -> None:
-    """From here on the tokens of model calls of the run are paid for; tools are refused once the cap is reached."""
-    from antiphon._gateway.turns import Guard
+CHARGES = "charges"
+"""Where the scope of a run keeps its :class:`Charges`."""
 
-    write = scope.encode
-    asked: dict[str, str] = {}
-    guard: Guard = scope.gateway_state.setdefault("loop", Guard(policy, now))
 
-    def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
+class Charges:
+    """Pays for the tokens of a run's model calls; tools are refused once the cap is reached."""
+
+    def __init__(self, scope: RunScope, prices: Mapping[str, PriceSection], guard: Guard) -> None:
+        self._prices, self._guard, self._write = prices, guard, scope.encode
+        self.asked: dict[str, dict[str, Any]] = {}
+        """Model calls that are under way: the payloads of their starts."""
+        self.usage: Callable[[str, dict[str, Any], dict[str, Any], dict[str, Any]], Any] = paid_usage
+        """(call, payload of its start, payload and ``meta`` of its end) -> the tokens to pay for."""
+        scope.encode = self._encode
+        scope.gateway_state[CHARGES] = self
+
+    def _encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         if site is not None:
             if kind == "call.started" and payload.get("kind") == "llm":
-                asked[site.call] = model_of(payload)
-            elif kind == "call.finished" and site.call in asked:
-                price = prices.get(asked.pop(site.call))
-                if price is not None and not meta.get("fromCache"):
-                    guard.loop.spend(cost_of(price, meta.get("usage")))
-        return write(kind, site, payload, meta)
+                self.asked[site.call] = payload
+            elif kind == "call.finished" and site.call in self.asked:
+                began = self.asked.pop(site.call)
+                usage = self.usage(site.call, began, payload, meta)
+                self._guard.loop.spend(cost_of(self._prices.get(model_of(began)), usage))
+        return self._write(kind, site, payload, meta)
 
-    scope.encode = encode
+
+def paid_usage(call: str, began: dict[str, Any], ended: dict[str, Any], meta: dict[str, Any]) -> Any:
+    """What an answer tells; one that is given again is paid for already."""
+    return None if meta.get("fromCache") else meta.get("usage")
 
 
 def model_of(payload: Mapping[str, Any]) -> str:
@@ -640,18 +652,24 @@ class Spent:
         """Models without a price."""
         self.without_usage: int = 0
         """Calls whose answer told no usage: their cost is not known."""
+        self.unheard: int = 0
+        """Calls that were under way when their attempt was interrupted: what they cost is not known, either."""
 
     def add(self, event: Event) -> None:
         """Count an event, in the order of the run."""
         if event.type == "call.started" and event.payload.get("kind") == "llm":
             self._asked[event.call or ""] = model_of(event.payload)
-        elif event.type == "call.finished" and event.call in self._asked and not event.meta.get("fromCache"):
+            self.unheard += 1
+        elif event.type == "call.finished" and event.call in self._asked:
+            model = self._asked.pop(event.call)
+            self.unheard -= 1
+            if event.meta.get("fromCache"):
+                return
             usage = event.meta.get("usage")
             given, taken = tokens_of(usage)
             self.calls += 1
             self.input_tokens += given
             self.output_tokens += taken
-            model = self._asked[event.call]
             self.cost += cost_of(self._prices.get(model), usage)
             failed = event.payload.get("outcome") == "error"
             self.failed += failed
@@ -661,9 +679,9 @@ class Spent:
 
     def to_wire(self) -> dict[str, Any]:
         return {
-            "calls": self.calls,
+            "calls": self.calls + self.unheard,
             "failed": self.failed,
-            "withoutUsage": self.without_usage,
+            "withoutUsage": self.without_usage + self.unheard,
             "inputTokens": self.input_tokens,
             "outputTokens": self.output_tokens,
             "cost": self.cost,

@@ -6,6 +6,8 @@ An executor has four methods; everything that must survive a crash (claims, resu
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import logging
 import multiprocessing
 import os
 import threading
@@ -20,6 +22,8 @@ from antiphon._minilm import model_folder
 from antiphon.errors import InvalidInput, missing_extra
 from antiphon.ops.app import Antiphon
 from antiphon.ops.cells import HELD, Row, Work, perform, perform_in_engine
+
+log = logging.getLogger("antiphon.matrix")
 
 ATTEMPTS = 3
 """A cell is a bad row when so many workers ended that had this cell alone."""
@@ -216,9 +220,29 @@ class Dask(_Pool):
             raise missing_extra("distributed", "dask", "A matrix on a Dask cluster") from None
         self._lost = (distributed.KilledWorker, distributed.client.FutureCancelledError)
         self._own: bool = not isinstance(cluster, distributed.Client)
-        client: Any = distributed.Client
-        self.client: Any = client(cluster) if self._own else cluster
-        self._pool = self.client.get_executor(pure=False)
+        self._cluster = cluster
+        self._has_workers = True
+
+    @functools.cached_property
+    def client(self) -> Any:
+        """Connected when it is first needed."""
+        if not self._own:
+            return self._cluster
+        import distributed
+
+        connect: Any = distributed.Client
+        try:
+            return connect(self._cluster)
+        except Exception as error:  # whatever Dask makes of the address
+            raise InvalidInput(
+                f"The Dask scheduler {self._cluster} cannot be reached: {error}. Nothing was asked for.",
+                hint="Start it, or name another place: --on dask://host:8786, local or here.",
+                path="on",
+            ) from None
+
+    @functools.cached_property
+    def _pool(self) -> Any:
+        return self.client.get_executor(pure=False)
 
     def submit(self, batch: Sequence[Work]) -> None:
         """Take a batch; the scheduler finds a worker."""
@@ -227,15 +251,20 @@ class Dask(_Pool):
 
     def capacity(self) -> int:
         """The threads of the workers that are there now."""
-        return sum(self.client.nthreads().values())
+        found: int = sum(self.client.nthreads().values())
+        if not found and self._has_workers:
+            log.warning("%s has no workers; the matrix waits for them.", self._cluster)
+        self._has_workers = found > 0
+        return found
 
     def cancel(self) -> None:
         """Forget what has not begun, and disconnect."""
         for future in self._running:
             future.cancel()
         self._running.clear()
-        self._pool.shutdown(wait=False)
-        if self._own:
+        if "_pool" in self.__dict__:
+            self._pool.shutdown(wait=False)
+        if self._own and "client" in self.__dict__:
             self.client.close()
 
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -31,6 +31,9 @@ from antiphon.ops.matrix_result import Judge, Matrix
 from antiphon.ops.matrix_table import PLAN, Cell, Document, Metric, Table, Variant, cell_of, folder_of
 from antiphon.ops.runs import all_runs, events_of, is_audit, load_recording, real_status
 from antiphon.ops.side_effects import gate
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BASELINE = "baseline"
 CAP = 5
@@ -93,15 +96,6 @@ class Status(NamedTuple):
     def to_wire(self) -> dict[str, Any]:
         """For ``--json``."""
         return {**self._asdict(), "perSecond": round(self.per_second, 2), "leftSeconds": round(self.left_s, 1)}
-
-
-class _Usage(NamedTuple):
-    calls: int
-    given: int
-    taken: int
-    cost: float
-    unpriced: tuple[str, ...]
-    without_usage: int
 
 
 def select(app: Antiphon, words: str) -> list[str]:
@@ -295,7 +289,7 @@ class Plan:
         self.app = app
         self.document = document
         self._progress = progress
-        self._usages: dict[str, _Usage] | None = None
+        self._usages: dict[str, Spent] | None = None
         same = [digest_of(msgspec.to_builtins(msgspec.structs.replace(one, name=""))) for one in document.variants]
         self._first = {
             one.name: same[:at].count(same[at]) * document.rounds for at, one in enumerate(document.variants)
@@ -313,21 +307,12 @@ class Plan:
         """How many there are at most."""
         return len(self.document.runs) * len(self.document.variants) * self.document.rounds
 
-    def _used(self) -> dict[str, _Usage]:
+    def _used(self) -> dict[str, Spent]:
         """What each recorded run asked its models for; read once."""
         if self._usages is None:
-            self._usages = {}
             runs = self.document.runs
-            for run in self._progress(runs, len(runs), "reading recorded usage, runs"):
-                spent = self._spent(run)
-                self._usages[run] = _Usage(
-                    spent.calls,
-                    spent.input_tokens,
-                    spent.output_tokens,
-                    spent.cost,
-                    tuple(spent.unpriced),
-                    spent.without_usage,
-                )
+            read = self._progress(runs, len(runs), "reading recorded usage, runs")
+            self._usages = {run: self._spent(run) for run in read}
         return self._usages
 
     def _spent(self, run: str) -> Spent:
@@ -342,12 +327,12 @@ class Plan:
         told = self._spent(run_of(work["run"], work["key"])).to_wire()
         return {"matrix": self.id, **{name: told[name] for name in SPENT}}
 
-    def _cost(self, usage: _Usage, variant: Variant) -> float | None:
+    def _cost(self, usage: Spent, variant: Variant) -> float | None:
         """What a cell costs, by the price of its model; ``None`` without one."""
         if variant.model is None:
             return None if usage.unpriced else usage.cost
         price = self.app.config.prices.get(variant.model)
-        tokens = {"inputTokens": usage.given, "outputTokens": usage.taken}
+        tokens = {"inputTokens": usage.input_tokens, "outputTokens": usage.output_tokens}
         return None if price is None else cost_of(price, tokens)
 
     def estimate(self) -> Estimate:
@@ -363,8 +348,8 @@ class Plan:
         return Estimate(
             cells=self.cells,
             calls=sum(usage.calls for usage in used) * times,
-            input_tokens=sum(usage.given for usage in used) * times,
-            output_tokens=sum(usage.taken for usage in used) * times,
+            input_tokens=sum(usage.input_tokens for usage in used) * times,
+            output_tokens=sum(usage.output_tokens for usage in used) * times,
             cost=sum(known) * document.rounds if len(known) == len(costs) else None,
             unpriced=sorted(unpriced),
             without_usage=sum(usage.without_usage > 0 for usage in used),
@@ -518,11 +503,13 @@ class _Drive:
         self._failed = self._errors = self._calls = 0
         self._cost = 0.0
         self._paid: dict[Cell, tuple[int, float]] = {}
-        """For cells that could not be done."""
+        """For cells that could not be done, or were interrupted."""
         for row in table:
             self._pay(row)
             if row["status"] != "error":  # else it is tried again
                 self._count(row)
+        if table.is_resumed and self._is_limited:
+            self._pay_interrupted()
         self._under_way: dict[str, tuple[Work, float, int]] = {}
         self._held: deque[tuple[Work, float, int]] = deque()
         self._began = time.monotonic()
@@ -546,6 +533,17 @@ class _Drive:
         self._cost += told[1] - cost
         if row["status"] == "error":
             self._paid[cell_of(row)] = told
+
+    @property
+    def _is_limited(self) -> bool:
+        return self._document.budget is not None or self._document.max_calls is not None
+
+    def _pay_interrupted(self) -> None:
+        """Count what cells without a row have spent: they were under way when an earlier start was interrupted."""
+        for run, variant, sample in self._cells():
+            if (variant.name, sample, run) not in self._paid:
+                spent = self._plan.spent_by(self._plan.work(run, variant, sample))
+                self._pay({"run": run, "variant": variant.name, "sample": sample, "status": "error", **spent})
 
     def _untold(self, row: Row) -> float:
         """What calls whose answers told no usage will have cost: the mean of the recorded run."""
@@ -575,7 +573,7 @@ class _Drive:
         cells = self._cells()
         waiting: tuple[Work, float, int] | None = None
         while True:
-            workers = self._executor.capacity()
+            workers = max(1, self._executed(self._executor.capacity))  # without any, a batch waits for the first
             size = self._size(workers)
             while not self.stopped and len(self._under_way) < 2 * workers * size:
                 batch: list[Work] = []
@@ -589,7 +587,7 @@ class _Drive:
                     waiting = None
                 if not batch:
                     break
-                self._executor.submit(batch)
+                self._executed(self._executor.submit, batch)
             if waiting is not None and not self._under_way:
                 self.stopped = "budget"
             if not self._under_way:
@@ -599,16 +597,29 @@ class _Drive:
                 again, self._held = list(self._held), deque()
                 for cell in again:
                     self._under_way[cell[0]["key"]] = cell
-                self._executor.submit([cell[0] for cell in again])
-            for row in self._executor.completed(1.0):
+                self._executed(self._executor.submit, [cell[0] for cell in again])
+            for row in self._executed(self._executor.completed, 1.0):
                 self._take(row)
-            if workers == 0:
-                time.sleep(0.2)  # no worker is there yet, or any more
+
+    def _executed(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the executor does; where it fails, that says nothing about a variant."""
+        try:
+            return do(*args, **kwargs)
+        except AntiphonError:
+            raise
+        except Exception as error:  # of a library, or of whoever wrote the executor
+            raise InvalidInput(
+                f"The matrix {self._plan.id} was stopped: its workers cannot be used any more "
+                f"({type(error).__name__}: {error}). Cells that are done are in {self._table.path}.",
+                hint=f"Go on with: antiphon matrix --resume {self._plan.id}",
+                path="on",
+                code="executor_failed",
+            ) from error
 
     def _size(self, workers: int) -> int:
         """Cells of a batch; where the next pair may decide, no more is under way than a quarter of what is done."""
         mean = self._took / self._timed if self._timed else _BATCH_S
-        most = len(self._done) // (8 * workers or 1) if self._document.stops else _LARGEST
+        most = len(self._done) // (8 * workers) if self._document.stops else _LARGEST
         return max(1, min(_LARGEST, most, int(_BATCH_S / max(mean, 1e-6))))
 
     def _next(self, cells: Iterator[tuple[str, Variant, int]]) -> tuple[Work, float, int] | None:
@@ -617,15 +628,15 @@ class _Drive:
             return None
         run, variant, sample = found
         cost, calls = 0.0, 0
-        if self._document.budget is not None or self._document.max_calls is not None:
+        if self._is_limited:
             cost, calls = self._expected(run, variant)
         return self._plan.work(run, variant, sample), cost, calls
 
     def _affordable(self, cell: tuple[Work, float, int]) -> bool:
         """Whether the budget has room for the cell beside all that is under way."""
-        budget, most = self._document.budget, self._document.max_calls
-        if budget is None and most is None:
+        if not self._is_limited:
             return True
+        budget, most = self._document.budget, self._document.max_calls
         cost = self._cost + cell[1] + sum(one[1] for one in self._under_way.values())
         calls = self._calls + cell[2] + sum(one[2] for one in self._under_way.values())
         return (budget is None or cost <= budget) and (most is None or calls <= most)

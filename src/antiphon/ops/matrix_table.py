@@ -105,13 +105,16 @@ class Table:
         self._file: Any = None
         self._lock: Any = None
         self._has_bad = False
+        self.is_resumed = False
+        """Whether an earlier start of the matrix was interrupted, or ended without all of its cells."""
 
     def __enter__(self) -> Table:
         """Begin to write; one process at a time."""
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = _held(folder / _LOCK, self._document.id)
-        if not (folder / PLAN).exists():
+        self.is_resumed = (folder / PLAN).exists()
+        if not self.is_resumed:
             _replace(folder / PLAN, [msgspec.json.encode(self._document)])
         if self.path.exists():
             self._tidy()

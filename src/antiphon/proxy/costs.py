@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from antiphon._recording.run import Run
 from antiphon._scope import Site
 from antiphon.adapters._wire import chunk_bytes
-from antiphon.config.model import PriceSection
 from antiphon.llm.stream import assemble_response, sse_events
-from antiphon.ops.app import cost_of, model_of, tokens_of
-from antiphon.ports import Row
+from antiphon.ops.app import CHARGES, Charges, model_of, paid_usage, tokens_of
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
 _CHARACTERS = 4
 """Of JSON, for one token."""
-
-
-class _Asked(NamedTuple):
-    """A model call that is under way."""
-
-    model: str
-    provider: str
-    tokens: int
-    heard: list[bytes]
-    """The pieces of its stream."""
 
 
 class Estimates:
@@ -37,43 +24,36 @@ class Estimates:
     OpenAI's streams tell no usage unless they are asked to, and a stream that breaks off never does.
     """
 
-    def __init__(self, run: Run, prices: Mapping[str, PriceSection]) -> None:
+    def __init__(self, run: Run) -> None:
         self.answers: int = 0
         self.given: set[str] = set()
         """Calls that a recording answers: they cost nothing."""
         self._name = run.id
-        self._prices = prices
-        self._asked: dict[str, _Asked] = {}
-        self._scope = run.scope
-        self._write, self._chunks = run.scope.encode, run.scope.chunks
-        run.scope.encode, run.scope.chunks = self._encode, self._listening
-
-    def _encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
-        if site is not None:
-            if kind == "call.started" and payload.get("kind") == "llm":
-                tokens = _tokens(payload.get("providerRequest"))
-                self._asked[site.call] = _Asked(model_of(payload), str(payload.get("provider")), tokens, [])
-            elif kind == "call.finished" and site.call in self._asked:
-                self._finished(site.call, self._asked.pop(site.call), payload, meta)
-        return self._write(kind, site, payload, meta)
+        self._heard: dict[str, list[bytes]] = {}
+        """The pieces of streams that are under way."""
+        self._charges: Charges = run.scope.gateway_state[CHARGES]
+        self._charges.usage = self._usage
+        self._chunks = run.scope.chunks
+        run.scope.chunks = self._listening
 
     def _listening(self, site: Site) -> Any:
-        chunks, asked = self._chunks(site), self._asked.get(site.call)
-        return chunks if asked is None else _Heard(chunks, asked.heard)
+        chunks = self._chunks(site)
+        return _Heard(chunks, self._heard.setdefault(site.call, [])) if site.call in self._charges.asked else chunks
 
-    def _finished(self, call: str, asked: _Asked, payload: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    def _usage(self, call: str, began: dict[str, Any], ended: dict[str, Any], meta: dict[str, Any]) -> Any:
+        heard = self._heard.pop(call, [])
         if call in self.given:
             self.given.discard(call)
-            return
-        failed = payload["outcome"] == "error"
-        if meta.get("fromCache") or (failed and not asked.heard) or tokens_of(meta.get("usage")) != (0, 0):
-            return
-        answer = assemble_response(sse_events(asked.heard), asked.provider) if failed else payload.get("value")
-        usage = {"inputTokens": asked.tokens, "outputTokens": _tokens(answer)}
-        self._scope.gateway_state["loop"].loop.spend(cost_of(self._prices.get(asked.model), usage))
+            return None
+        usage, failed = paid_usage(call, began, ended, meta), ended["outcome"] == "error"
+        if meta.get("fromCache") or (failed and not heard) or tokens_of(usage) != (0, 0):
+            return usage
         if not self.answers:
-            log.warning("run %s: an answer of %s came without usage; its cost is estimated", self._name, asked.model)
+            model = model_of(began)
+            log.warning("run %s: an answer of %s came without usage; its cost is estimated", self._name, model)
         self.answers += 1
+        answer = assemble_response(sse_events(heard), str(began.get("provider"))) if failed else ended.get("value")
+        return {"inputTokens": _tokens(began.get("providerRequest")), "outputTokens": _tokens(answer)}
 
 
 class _Heard:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from antiphon._diff import diff_values
 from antiphon._recording.run import Run
@@ -17,8 +17,7 @@ from antiphon._replay.observe import DivergenceFound
 from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._replay.strict import StrictInvoker
 from antiphon._scope import RunScope
-from antiphon.adapters._wire import ASKS_STREAM
-from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.events import RunManifest
 from antiphon.decide.effects import block_message, reviewed_as
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayBlocked
 from antiphon.llm.key import variant_digest
@@ -34,7 +33,6 @@ from antiphon.proxy.upstreams import NAME
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
 Mode = Literal["record", "replay", "record-new", "live"]
-MODES: tuple[Mode, ...] = get_args(Mode)
 UNNAMED = "proxy"
 """The run of requests that name none."""
 _MOST_RUNS = 1000
@@ -87,20 +85,7 @@ def _form_of(recording: Recording, call: RecordedCall) -> Form:
         return Form()
     asked = recording.event(call.started)
     request = asked.payload.get("request")
-    return Form(_streams(recording, call, asked), variant_digest(request) if isinstance(request, dict) else None)
-
-
-def _streams(recording: Recording, call: RecordedCall, asked: Event) -> bool | None:
-    """What the answer says; where there is none, or an error in its place, what the request says."""
-    end = None if call.finished is None else recording.event(call.finished)
-    if call.chunks or (end is not None and end.meta.get("stream")):
-        return True
-    if end is not None and end.payload.get("outcome") != "error":
-        return False
-    sent = asked.payload.get("providerRequest")
-    if not isinstance(sent, dict) or asked.payload.get("provider") == "gemini":
-        return asked.meta.get(ASKS_STREAM)
-    return bool(sent.get("stream"))
+    return Form(recording.streamed(asked), variant_digest(request) if isinstance(request, dict) else None)
 
 
 class ByContent:
@@ -407,7 +392,7 @@ class Runs:
             run.scope.invoker = invoker = KnownFirst(recording, realtime=self._realtime, reviewed=reviewed)
         opened = OpenRun(name, mode, run, recording, invoker)
         if app.config.prices and app.config.loop.max_cost is not None:
-            opened.estimates = Estimates(run, app.config.prices)
+            opened.estimates = Estimates(run)
             if invoker is not None:
                 invoker.estimates = opened.estimates
         run.begin()

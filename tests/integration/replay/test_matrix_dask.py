@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,9 @@ def test_only_the_cell_that_ends_its_worker_is_blamed(project: Path) -> None:
     plan = antiphon.matrix(runs, ["new"], 1, llm="agent.py:ask", app=antiphon.Antiphon())
     rows = {row["run"]: row for row in plan.run(Local(2)).to_dicts()}
     assert rows[runs[0]]["code"] == "worker_died"
+    asked = paid(project).count("new 0 0")
+    assert asked >= 3
+    assert (rows[runs[0]]["calls"], rows[runs[0]]["withoutUsage"]) == (asked, asked), "each was under way"
     assert [rows[run]["status"] for run in runs[1:]] == ["pass"] * 3
 
 
@@ -195,6 +200,59 @@ def test_workers_elsewhere_refuse_a_file_of_this_machine(project: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot share the store sqlite"):
         plan.run(Remote())
     assert not (project / "paid").exists()
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    """``antiphon matrix`` with the runs of the project."""
+    asked = ["matrix", "--select", "name=main", "--model", "new", "--llm", "agent.py:ask", *words]
+    quick = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "1s"}
+    return subprocess.run(
+        [sys.executable, "-m", "antiphon.cli", *asked],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **quick},
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:port"])
+def test_a_scheduler_that_cannot_be_reached_is_no_verdict(
+    project: Path, valkey_url: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_STORE", valkey_url)
+    recorded(project, 1)
+    done = command("--on", f"dask://{address}")
+    assert done.returncode == 2
+    *_, said, hint = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
+    assert said.startswith(f"antiphon: The Dask scheduler tcp://{address} cannot be reached: ")
+    assert hint == "          Start it, or name another place: --on dask://host:8786, local or here."
+    as_json = command("--on", f"dask://{address}", "--json")
+    assert as_json.returncode == 2
+    assert json.loads(as_json.stdout.splitlines()[-1])["error"] == "validation_error"
+
+
+def test_a_matrix_waits_for_the_workers_of_a_cluster(project: Path, cluster: Any) -> None:
+    plan = plan_of(recorded(project, 1))
+    cluster.scale(0)
+    executor = Dask(cluster.scheduler_address)
+    while executor.capacity():
+        time.sleep(0.1)
+    threading.Timer(1.0, cluster.scale, [1]).start()
+    assert {row["status"] for row in plan.run(executor).to_dicts()} == {"pass"}
+
+
+def test_a_scheduler_that_ends_is_no_verdict(project: Path, cluster: Any) -> None:
+    plan = plan_of(recorded(project, 8))
+
+    def end(status: Status) -> None:
+        if status.done == 3:
+            cluster.close()
+
+    with pytest.raises(InvalidInput, match="its workers cannot be used any more") as refused:
+        plan.run(Dask(cluster.scheduler_address), progress=end)
+    assert refused.value.hint == f"Go on with: antiphon matrix --resume {plan.id}"
+    assert len(resumed(plan.id, plan.app).run(Local(2)).to_dicts()) == 16
 
 
 def test_changed_code_is_never_mixed_into_a_table(project: Path) -> None:

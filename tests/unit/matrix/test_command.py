@@ -84,6 +84,33 @@ def test_what_is_planned_cannot_be_given_to_a_matrix_that_is_resumed(
     assert f"keeps its plan: {said} cannot be given" in capsys.readouterr().err
 
 
+def test_a_cluster_that_cannot_share_the_store_is_not_connected_to(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def connected(*_: object) -> None:
+        raise AssertionError("connected")
+
+    monkeypatch.setattr("distributed.Client.start", connected)
+    assert main([*WORDS, "--store", store, "--on", "dask://127.0.0.1:1"]) == 2
+    assert "Workers on other machines cannot share the store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["capacity", "submit", "completed"])
+def test_an_executor_that_fails_is_no_verdict(
+    store: str, method: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failed(*_: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(f"antiphon.ops.executors.Here.{method}", failed)
+    assert main([*WORDS, "--store", store, "--llm", "agent.py:ask", "--json"]) == 2
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert last["error"] == "executor_failed"
+    assert "its workers cannot be used any more (OSError: no more processes)" in last["message"]
+    assert last["hint"] == f"Go on with: antiphon matrix --resume {first['matrix']}"
+    monkeypatch.undo()
+
+
 def test_an_error_is_the_last_line(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*WORDS, "--store", store, "--llm", "agent.py:ask", "--json", "--budget", "1"]) == 2
     first, last = map(json.loads, capsys.readouterr().out.splitlines())

@@ -331,6 +331,39 @@ def test_cells_that_were_done_when_the_driver_was_interrupted_are_counted(agent:
     assert seen[-1].calls == len(agent.provider.asked) == 4
 
 
+def test_a_call_that_was_under_way_when_its_cell_was_interrupted_counts(agent: Agent) -> None:
+    """Nobody heard its answer, but it was asked for: it has no usage, and costs as much as the recorded ones."""
+    plan = agent.plan(agent.record(3), baseline=False, max_calls=6)
+    agent.provider.stop_at = {2}
+    with pytest.raises(KeyboardInterrupt):
+        plan.run()
+    seen: list[Status] = []
+    result = plan.run(progress=seen.append)
+    told = [(row["calls"], row["withoutUsage"], row["inputTokens"]) for row in result.to_dicts()]
+    assert told == [(3, 1, 14), (2, 0, 14)]
+    assert (result.stopped, seen[-1].calls, len(agent.provider.asked)) == ("budget", 5, 5)
+
+
+def test_the_limit_counts_all_cells_that_were_interrupted_before_the_first_is_done(agent: Agent) -> None:
+    class Interrupted(Here):
+        """Several cells are under way at once."""
+
+        def completed(self, timeout_s: float) -> list[dict[str, Any]]:
+            for work in list(self._waiting):
+                with pytest.raises(KeyboardInterrupt):
+                    perform([work], agent.app)
+            raise KeyboardInterrupt
+
+    plan = agent.plan(agent.record(2), baseline=False, max_calls=4)
+    agent.provider.stop_at = {1, 2}
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(Interrupted(agent.app))
+    assert len(agent.provider.asked) == 2
+    result = plan.run()
+    assert [row["calls"] for row in result.to_dicts()] == [3]
+    assert (result.stopped, len(agent.provider.asked)) == ("budget", 4)
+
+
 def test_a_budget_needs_recorded_usage(agent: Agent) -> None:
     agent.provider.usage = False
     runs = agent.record(2)
@@ -479,7 +512,7 @@ def test_cells_that_fail_and_leave_it_undecided_are_no_success(agent: Agent) -> 
     agent.provider.broken = set()
     again = plan.run()
     assert (again.unclear, again.exit_code) == ([], 0), "undecided because there are few runs"
-    assert again.view()["good"]
+    assert again.view()["good"] is None, "neither good nor bad"
     assert "failed" not in again.text()
 
 
