@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ASSETS = ROOT / "docs" / "assets"
+TUTORIAL = ROOT / "docs" / "tutorials" / "is-the-new-model-worse.md"
 COLUMNS = 100
 SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>.{unique_id}-matrix {{ font-family: monospace; font-size: {char_height}px; line-height: {line_height}px; }}
@@ -75,28 +76,10 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def pages(folder: Path, chromium: str) -> list[str]:
-    """Every page of the console over what the examples recorded; the names of the pictures."""
-    import json
-
+def pages(folder: Path, chromium: str, where: dict[str, str]) -> list[str]:
+    """Pages of the console of *folder*, each under the name of its picture; the names of the files."""
     from playwright.sync_api import expect, sync_playwright
 
-    listed = subprocess.run(
-        [str(Path(sys.executable).parent / "antiphon"), "runs", "--replays", "--json"],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        check=True,
-    )
-    runs = json.loads(listed.stdout)["runs"]
-    run = next(one["id"] for one in runs if not one["sourceRun"] and one["name"] != "tea")
-    replay = next(one for one in runs if one["sourceRun"])
-    where = {
-        "runs": "runs",
-        "run": f"runs/{run}",
-        "compare": f"compare/{replay['sourceRun']}/{replay['id']}",
-        **{name: name for name in ("inbox", "matrices", "golden", "effects", "health")},
-    }
     console = subprocess.Popen(
         [str(Path(sys.executable).parent / "antiphon"), "console", "--no-open", "--port", "0"],
         cwd=folder,
@@ -120,7 +103,7 @@ def pages(folder: Path, chromium: str) -> list[str]:
                 if name == "run":
                     page.locator(".line", has_text="tool").first.click()
                     expect(page.locator("aside h2")).to_be_visible(timeout=60_000)
-                page.screenshot(path=str(ASSETS / f"console-{name}.png"))
+                page.screenshot(path=str(ASSETS / f"console-{name}.png"), full_page=name == "matrix")
             browser.close()
     finally:
         console.terminate()
@@ -130,13 +113,47 @@ def pages(folder: Path, chromium: str) -> list[str]:
 
 def recorded(folder: Path, chromium: str) -> list[str]:
     """Record a few runs, replay a golden one with changed code, and take the pictures."""
+    import json
+
     for order in ("My order 1042 never arrived", "Order 1042: where is it?", "Please refund order 1042"):
         on_terminal(folder, f"antiphon run support_agent.py:main --input '\"{order}\"'")
     agent = folder / "agent.py"
     agent.write_text(agent.read_text().replace("count=2", "count=3"))
     on_terminal(folder, "antiphon replay golden/tea.antiphon --strict")
     on_terminal(folder, "antiphon test golden")
-    return pages(folder, chromium)
+    listed = subprocess.run(
+        [str(Path(sys.executable).parent / "antiphon"), "runs", "--replays", "--json"],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        check=True,
+    )
+    runs = json.loads(listed.stdout)["runs"]
+    run = next(one["id"] for one in runs if not one["sourceRun"] and one["name"] != "tea")
+    replay = next(one for one in runs if one["sourceRun"])
+    where = {
+        "runs": "runs",
+        "run": f"runs/{run}",
+        "compare": f"compare/{replay['sourceRun']}/{replay['id']}",
+        **{name: name for name in ("inbox", "golden", "effects", "health")},
+    }
+    return pages(folder, chromium, where) + compared(folder.parent / "models", chromium)
+
+
+def compared(folder: Path, chromium: str) -> list[str]:
+    """The matrices of the tutorial, one of them stopped by its budget, and the pictures of their pages."""
+    folder.mkdir()
+    for name, text in re.findall(r'```\w+ title="([^"]+)"\n(.*?)```', TUTORIAL.read_text(encoding="utf-8"), re.DOTALL):
+        (folder / name).write_text(text, encoding="utf-8")
+    on_terminal(folder, "python record.py")
+    matrix = "antiphon matrix --select 'name=main{}' --model small-2 --model small-3 --baseline --budget 1"
+    on_terminal(folder, matrix.format(""))  # it stops for the review of side effects
+    reviewed = folder / "side_effect" / "side_effects.yaml"
+    reviewed.write_text(reviewed.read_text().replace("done: false", "done: true"))
+    on_terminal(folder, f"{matrix.format('')} --margin 0.1 --jobs 2")
+    first = next((folder / ".antiphon" / "matrix").iterdir()).name
+    on_terminal(folder, f"{matrix.format(' limit=20')} --fresh --samples 1 --on here --max-calls 10")
+    return pages(folder, chromium, {"matrices": "matrices", "matrix": f"matrices/{first}"})
 
 
 def main() -> int:

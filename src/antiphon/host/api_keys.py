@@ -55,7 +55,7 @@ class ApiKey(NamedTuple):
     def to_wire(self) -> dict[str, Any]:
         wire = self._asdict()
         del wire["digest"]
-        return wire
+        return {**wire, "createdAtMs": self.created_at_ms}  # ``created_at_ms`` is its name of 0.1.0, deprecated
 
 
 def digest_of(token: str) -> str:

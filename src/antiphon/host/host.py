@@ -162,7 +162,7 @@ class Host:
         self._traffic: Traffic | None = None
         self.seen_health: dict[str, tuple[Any, dict[str, Any]]] = {}
         """Of each tenant the last report and what it was made of: it is asked for again and again."""
-        self.seen_interrupted: dict[str, tuple[float, list[RunManifest]]] = {}
+        self.seen_interrupted: dict[str, tuple[float, tuple[list[RunManifest], bool]]] = {}
         """Of each tenant the runs whose process is gone, and until when nobody looks again."""
         self.workflows: dict[str, Workflow] = {}
         self.digests: dict[str, str] = {}

@@ -34,7 +34,7 @@ _PAGE = 200
 COMPARED = 50_000
 """Events of a run up to which the host compares it; the command line compares longer ones."""
 UNFINISHED = 1_000
-"""Runs that never said how they ended, as far as the inbox looks."""
+"""Runs that never said how they ended, as far as the inbox looks: of each status."""
 LONG_S, RESTS, LONGEST_REST_S = 0.25, 10, 30.0
 """A search for them that took longer is made again after so many times as long."""
 
@@ -66,6 +66,8 @@ async def recordings(
 ) -> dict[str, Any]:
     """Runs that fit, newest first, and after which one to go on; a request looks at a limited number of runs.
 
+    The run whose id *text* is comes first, however old it is. ``searched`` says how many were looked at.
+
     *tool* and *content* are looked for in the events, which limits a request to so many of them.
     """
     found: list[dict[str, Any]] = []
@@ -73,18 +75,22 @@ async def recordings(
     place = await behind(host, principal, before)
     inside = _Inside(host, tool, content)
     said = "" if status == "interrupted" else status  # a killed run never said how it ended
+    given = text.strip()
+    named = await host.journal.manifest(given) if given.isprintable() and given and place is None else None
+    if named is not None and named.tenant == principal.tenant and _fits(named, "", status) and await inside.has(named):
+        found.append(summary(named))
     while seen < SEARCHED:
         size = min(limit + 1, _PAGE) if not (wanted or status or tool or content) else _PAGE
         page = await host.journal.runs(tenant=principal.tenant, limit=size, before=place, status=said)
         for manifest in page:
             seen, place = seen + 1, Cursor.of_run(manifest)
-            if _fits(manifest, wanted, status) and await inside.has(manifest):
+            if manifest.id != given and _fits(manifest, wanted, status) and await inside.has(manifest):
                 found.append(summary(manifest))
-            if len(found) == limit or inside.read >= LOOKED:
-                return {"runs": found, "next": str(place)}
+            if len(found) >= limit or inside.read >= LOOKED:
+                return {"runs": found, "next": str(place), "searched": seen}
         if len(page) < size:
-            return {"runs": found, "next": None}
-    return {"runs": found, "next": str(place)}
+            return {"runs": found, "next": None, "searched": seen}
+    return {"runs": found, "next": str(place), "searched": seen}
 
 
 class _Inside:
@@ -234,13 +240,13 @@ async def comparison(host: Host, principal: Principal, run_id: str, other: str, 
 async def inbox(host: Host, principal: Principal, *, limit: int) -> dict[str, Any]:
     """What waits for a person: unknown outcomes, approvals, open breakers, failed golden tests, interrupted runs.
 
-    At most *limit* of each, and how many there are.
+    At most *limit* of each, and how many there are; ``atLeast`` names the groups of which there may be more.
     """
     admin = host.approvals(principal, "")
     unknown, number = await admin.unsettled(limit)
-    stopped = await _interrupted(host, principal.tenant)
+    stopped, is_whole = await _interrupted(host, principal.tenant)
     groups: dict[str, list[Any]] = {
-        "approvals": await admin.waiting(limit=1_000),
+        "approvals": await admin.waiting(limit=None),
         "breakers": [one for one in await admin.breakers() if one["state"] not in ("CLOSED",)],
         "golden": await asyncio.to_thread(verdicts.failed, host.tenant(principal.tenant)),
         "interrupted": stopped,
@@ -250,24 +256,31 @@ async def inbox(host: Host, principal: Principal, *, limit: int) -> dict[str, An
         **{name: found[:limit] for name, found in groups.items()},
         "interrupted": [summary(one) for one in stopped[:limit]],
         "counts": {"unknown": number, **{name: len(found) for name, found in groups.items()}},
+        "atLeast": [] if is_whole else ["interrupted"],
     }
 
 
-async def _interrupted(host: Host, tenant: str) -> list[RunManifest]:
-    """Runs whose process is gone, newest first. A store that has to look through all runs is not asked all the time."""
-    until, stopped = host.seen_interrupted.get(tenant, (0.0, []))
+async def _interrupted(host: Host, tenant: str) -> tuple[list[RunManifest], bool]:
+    """Runs whose process is gone, newest first, and whether these are all of them.
+
+    A store that has to look through all runs is not asked all the time.
+    """
+    until, seen = host.seen_interrupted.get(tenant, (0.0, ([], True)))
     began = monotonic()
     if began < until:
-        return stopped
+        return seen
     unfinished: list[RunManifest] = []
+    is_whole = True
     for status in ("running", "interrupted"):
-        unfinished += await host.journal.runs(tenant=tenant, status=status, limit=UNFINISHED)
+        found = await host.journal.runs(tenant=tenant, status=status, limit=UNFINISHED + 1)
+        unfinished += found[:UNFINISHED]
+        is_whole = is_whole and len(found) <= UNFINISHED
     stopped = [one for one in unfinished if not is_audit(one) and real_status(one) == "interrupted"]
     stopped.sort(key=lambda one: one.started_at_ms, reverse=True)
     ended = monotonic()
     if ended - began > LONG_S:
-        host.seen_interrupted[tenant] = ended + min((ended - began) * RESTS, LONGEST_REST_S), stopped
-    return stopped
+        host.seen_interrupted[tenant] = ended + min((ended - began) * RESTS, LONGEST_REST_S), (stopped, is_whole)
+    return stopped, is_whole
 
 
 async def effects(
@@ -275,21 +288,27 @@ async def effects(
 ) -> dict[str, Any]:
     """The ledger: claims of all runs and machines, newest first, who settled them, and how often they were asked for.
 
-    With *count* the newest runs are read for that; without, only the claims.
+    *tool* is a part of the name; a request looks for it at a limited number of claims. With *count* the newest runs are
+    read for the last one; without, only the claims.
     """
     admin = host.admin(principal)
-    found = await admin.claims(tool=tool, state=state, limit=limit + 1, before=before)
-    more, found = len(found) > limit, found[:limit]
+    size = SEARCHED if tool else limit
+    searched = await admin.claims(state=state, limit=size + 1, before=before)
+    fitting = [claim for claim in searched[:size] if tool.casefold() in claim["tool"].casefold()]
+    found = fitting[:limit]
+    last = found[-1] if len(fitting) > limit else searched[size - 1] if len(searched) > size else None
     settled = {act["key"]: act for act in reversed(await admin.audit(limit=10_000)) if act.get("key")}
     rows = []
     for claim in found:
         token, _, process = claim["owner"].rpartition("/")
-        act = None if claim["state"] == "unknown" else settled.get(claim["key"])
+        waits = claim["state"] == "unknown" or claim["approval"] == "waiting"
+        act = None if waits else settled.get(claim["key"])
         by = {name: act.get(name) for name in ("act", "by", "atMs", "verdict", "reason")} if act else None
         rows.append({**claim, "process": process or token, "settledBy": by})
     answer: dict[str, Any] = {
         "effects": rows,
-        "next": str(Cursor(found[-1]["fence"], found[-1]["key"])) if more else None,
+        "next": None if last is None else str(Cursor(last["fence"], last["key"])),
+        "searched": min(len(searched), size),
     }
     if count:
         looked = await host.traffic.newest(principal.tenant)

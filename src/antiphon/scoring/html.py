@@ -488,7 +488,7 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
         (run for run, of in cells.items() if any(one["status"] != "pass" for lane in of.values() for one in lane)),
         key=lambda run: min(float(one.get("score", 0.0)) for lane in cells[run].values() for one in lane),
     )
-    worse = any(one["verdict"] == "worse" for one in verdicts)
+    worse, undecided = (any(one["verdict"] == word for one in verdicts) for word in ("worse", "undecided"))
     unclear = [str(name) for name in result.get("unclear") or ()]
     said = [
         f"{one['variant']} beside {one['comparedWith']}: {one['verdict']} ({one['difference'] * 100:+.1f} points in "
@@ -500,8 +500,8 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
         _tile(
             str(lane["variant"]),
             "-" if lane["passRate"] is None else f"{lane['passRate']:.1%}",
-            f"pass · {lane['cells']} cells · {lane['refused']} refused · {lane['errors']} bad rows · "
-            f"{lane['calls']} model calls · cost {lane['cost']:.4f}",
+            f"pass · {lane['cells']:,} cells · {lane['refused']:,} refused · {lane['errors']:,} bad rows · "
+            f"{lane['calls']:,} model calls · cost {lane['cost']:.4f}",
             alarm=bool(lane["errors"]),
         )
         for lane in result.get("variants") or ()
@@ -522,13 +522,13 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
         )
         if parted
         else _remark("Every cell passed."),
-        _remark(f"{len(parted) - _MOST_RUNS} more runs are not shown." if len(parted) > _MOST_RUNS else ""),
+        _remark(f"{len(parted) - _MOST_RUNS:,} more runs are not shown." if len(parted) > _MOST_RUNS else ""),
     )
     return {
-        "title": f"{result['runs']} runs × {len(lanes)} variants",
+        "title": f"{result['runs']:,} runs × {len(lanes)} variants",
         "line": str(result["id"]),
         "badge": "worse" if worse else ", ".join(dict.fromkeys(str(one["verdict"]) for one in verdicts)),
-        "good": not worse and not unclear,
+        "good": False if worse or unclear else None if undecided else True,
         "note": "",
         "reasons": [f"Undecided, and cells failed: {', '.join(unclear)}."] if unclear else [],
         "parts": [part for part in parts if part],

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import uvicorn
+from playwright.sync_api import Page
 
 from antiphon._drive import drive
 from antiphon.contract.events import RunManifest
@@ -132,3 +133,12 @@ def unknown(app: Antiphon, number: int, tool: str = "tools/pay") -> str:
 
 def open_breaker(app: Antiphon, name: str = "dependency/payments") -> None:
     drive(Admin(app).force_open(name, "the provider is down"))
+
+
+def squeezed(page: Page) -> list[str]:
+    """Marks (pass, fail, side effect …) that are not wider than high; there has to be one."""
+    found: list[tuple[str, bool]] = page.locator(".mark").evaluate_all(
+        "marks => marks.map(mark => [mark.textContent, mark.offsetWidth > mark.offsetHeight])"
+    )
+    assert found
+    return [text for text, fits in found if not fits]

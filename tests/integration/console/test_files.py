@@ -106,6 +106,7 @@ def test_the_first_divergence_is_on_top_and_both_sides_are_open(browser: Browser
         expect(changed.locator("pre", has_text="a broken floor lamp").first).to_be_visible()
         expect(page.locator(".ring").first).to_have_attribute("aria-label", "Agent regression score (ARS) 0.845")
         assert page.locator(".part").count() >= 3
+        assert kit.squeezed(page) == []
 
 
 def test_a_long_run_is_one_file(app: Antiphon, browser: Browser, tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_a_long_run_is_one_file(app: Antiphon, browser: Browser, tmp_path: Path)
     manifest = app.journal.manifest("long")
     assert manifest is not None
     with opened(browser, tmp_path, lines.run_file(app, manifest)) as page:
-        expect(page.locator("#count")).to_have_text("10000")
+        expect(page.locator("#count")).to_have_text("10,000")
         assert page.locator(".line").count() < 80
         page.locator(".line", has_text="not sent").first.click()
         expect(page.locator("aside .why")).to_contain_text("its result was used again")

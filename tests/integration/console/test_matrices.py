@@ -12,9 +12,12 @@ from playwright.sync_api import expect, sync_playwright
 
 from antiphon.host.http.app import create
 from antiphon.ops.app import Antiphon
+from antiphon.ops.matrix_result import one_matrix
 from antiphon.ops.matrix_table import Document, Variant
+from antiphon.scoring.html import render_matrix
 from tests.browser import FLAGS
 from tests.integration.console import kit
+from tests.integration.console.test_files import opened as in_file
 from tests.integration.console.test_pages import AXE, opened
 
 expect.set_options(timeout=60_000)
@@ -58,7 +61,7 @@ async def test_matrices_are_read_with_a_key(app: Antiphon) -> None:
             assert (await client.get("/v1/matrices?limit=0")).status_code == 400
 
 
-def test_a_matrix_in_a_browser(app: Antiphon, chromium: str) -> None:
+def test_a_matrix_in_a_browser(app: Antiphon, chromium: str, tmp_path: Path) -> None:
     with kit.served(app) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=[*FLAGS])
         with opened(browser, address) as page:
@@ -68,8 +71,16 @@ def test_a_matrix_in_a_browser(app: Antiphon, chromium: str) -> None:
             expect(row).to_contain_text("undecided")
             page.keyboard.press("Enter")
             expect(page.locator("h1")).to_contain_text("2 runs × 2 variants")
-            expect(page.locator("main")).to_contain_text("antiphon matrix --resume m-1")
+            expect(page.locator("h1 .badge")).to_have_class("badge ")
+            top = page.locator("main .report > *").all_inner_texts()[:4]
+            assert "3 of at most 4 cells" in top[2], top
+            assert "antiphon matrix --resume m-1" in top[3], top
             expect(page.locator("td", has_text="fail")).to_be_visible()
+            for width in (1200, 360):
+                page.set_viewport_size({"width": width, "height": 800})
+                assert kit.squeezed(page) == []
             page.evaluate(AXE.read_text(encoding="utf-8"))
             assert page.evaluate("axe.run().then(found => found.violations.map(one => one.id))") == []
+        with in_file(browser, tmp_path, render_matrix(one_matrix(app, "m-1")["view"])) as page:
+            assert kit.squeezed(page) == []
         browser.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
 import antiphon
+from antiphon.host import recordings
 from antiphon.ops.app import Antiphon
 from tests.browser import FLAGS
 from tests.integration.console import kit
@@ -107,12 +109,47 @@ def test_the_key_leaves_the_address_and_runs_are_listed_page_by_page(page: Page)
     expect(page.locator("tbody tr")).to_have_count(30)
 
 
+def test_a_search_says_how_far_it_looked_and_finds_an_id_at_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    expect(page.locator("tbody tr")).to_have_count(50)
+    monkeypatch.setattr(recordings, "SEARCHED", 40)
+    monkeypatch.setattr(recordings, "_PAGE", 40)
+    page.get_by_label("Search").fill("nothing like it")
+    expect(page.locator("main")).to_contain_text("No run fits. 40 runs were searched; there are more.")
+    page.get_by_role("button", name="Search further").click()
+    expect(page.get_by_role("button", name="Newer")).to_be_enabled()
+    page.get_by_label("Search").fill("run-119")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator("tbody tr")).to_contain_text("run-119")
+    page.get_by_label("Search").fill("run-1")
+    expect(page.locator("main")).to_contain_text("No run fits. 40 runs were searched")
+
+
+def test_the_title_of_the_window_says_what_the_page_shows(page: Page) -> None:
+    expect(page).to_have_title("Runs · Antiphon")
+    go(page, f"#/runs/{LONG}")
+    expect(page).to_have_title("long long-run · Runs · Antiphon")
+    go(page, f"#/compare/{LONG}/{EVIL}")
+    expect(page).to_have_title("long-run beside evil-run · Compare · Antiphon")
+    go(page, "#/health")
+    expect(page).to_have_title("Health · Antiphon")
+    expect(page.locator("figure").first).to_be_visible()
+    page.get_by_role("button", name="Sign out").click()
+    expect(page).to_have_title("Sign in · Antiphon")
+
+
+def test_the_end_of_a_call_has_its_name(page: Page) -> None:
+    go(page, f"#/runs/{LONG}")
+    row = page.locator(".line", has_text="call.finished").first
+    expect(row.locator(".kind")).to_have_text("call.finished")
+    expect(row.locator(".name")).to_have_text("search")
+
+
 def test_keys_move_open_search_and_help(page: Page) -> None:
     expect(page.locator("tbody tr")).to_have_count(50)
     page.keyboard.press("j")
     expect(page.locator("tbody tr.at")).to_contain_text("long")
     page.keyboard.press("Enter")
-    expect(page.locator("#count")).to_have_text("10000")
+    expect(page.locator("#count")).to_have_text("10,000")
     page.keyboard.press("j")
     expect(page.locator("aside h2")).to_have_text("long")
     page.keyboard.press("g")
@@ -125,6 +162,7 @@ def test_keys_move_open_search_and_help(page: Page) -> None:
     page.locator("h1").click()
     page.keyboard.press("?")
     expect(page.get_by_role("dialog")).to_contain_text("next, previous")
+    expect(page.get_by_role("dialog")).to_contain_text("xselect, in the inbox")
 
 
 def test_enter_belongs_to_the_link_or_button_that_has_the_focus(page: Page) -> None:
@@ -212,7 +250,7 @@ def test_a_problem_is_gone_when_the_last_answer_is_there(browser: Browser, addre
     page.goto(f"{address}/console#key={kit.KEY}")
     page.route(f"**/v1/recordings/{EVIL}", lambda route: route.abort(), times=1)
     page.evaluate("where => { location.hash = where }", f"#/runs/{EVIL}")
-    expect(page.locator(".problem")).to_be_visible()
+    expect(page.locator(".problem")).to_have_text("The host does not answer. This page keeps trying.")
     expect(page.locator("#count")).to_have_text("3")
     expect(page.locator(".problem")).to_have_count(0)
     page.close()
@@ -220,7 +258,7 @@ def test_a_problem_is_gone_when_the_last_answer_is_there(browser: Browser, addre
 
 def test_a_long_run_keeps_few_rows_and_says_why_a_call_was_not_sent(page: Page) -> None:
     go(page, f"#/runs/{LONG}")
-    expect(page.locator("#count")).to_have_text("10000")
+    expect(page.locator("#count")).to_have_text("10,000")
     assert page.locator(".line").count() < 80
     page.locator(".long").evaluate("box => { box.scrollTop = box.scrollHeight }")
     expect(page.locator(".line").last).to_contain_text("run.finished")
@@ -274,6 +312,24 @@ def test_a_long_inbox_is_asked_for_in_parts_and_chosen_whole(page: Page, app: An
     expect(group.get_by_role("button", name="Resolve 60 selected…")).to_be_enabled()
     expect(group.get_by_label("All 60")).to_be_checked()
     expect(group.locator("li")).to_have_count(60)
+
+
+def test_the_inbox_says_that_there_may_be_more_than_it_counted(
+    page: Page, app: Antiphon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordings, "UNFINISHED", 2)
+    for number in range(3):
+        kit.open_run(app, f"lost-{number}", "lost", "interrupted", kit.BEGAN - 900_000)
+    go(page, "#/inbox")
+    group = page.get_by_label("Interrupted runs", exact=True)
+    expect(group.locator("h2")).to_have_text("Interrupted runs (2+)")
+    expect(group).to_contain_text("Only the first 2 are shown.")
+    expect(page.locator("main > p[role=status]")).to_have_text(re.compile(r"^\d+\+ wait for a person\.$"))
+    monkeypatch.setattr(recordings, "UNFINISHED", 3)
+    expect(group.locator("h2")).to_have_text("Interrupted runs (3)")
+    page.goto("about:blank")
+    for number in range(3):
+        app.journal.delete_run(f"lost-{number}")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

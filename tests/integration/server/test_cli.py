@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,11 +31,14 @@ def config(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str
 
 def test_keys_are_created_listed_and_revoked(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", config]
+    assert main(["apikeys", "list", *words]) == 0
+    assert re.fullmatch(r"No API keys\. Looked in sqlite:///\S+ \(--store names another\)\.\n", capsys.readouterr().out)
     assert main(["apikeys", "create", "--role", "read", "--tenant", "acme", "--name", "ci", "--json", *words]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["token"].startswith("antiphon_")
     assert (made["role"], made["tenant"], made["name"]) == ("read", "acme", "ci")
     assert "digest" not in made
+    assert made["createdAtMs"] == made["created_at_ms"] > 0
     assert main(["apikeys", "create", *words]) == 0
     assert "not shown again" in capsys.readouterr().out
     assert main(["apikeys", "list", *words]) == 0

@@ -1,4 +1,4 @@
-"""The inbox of a store that has to look through all runs: it is not asked for them all the time."""
+"""The inbox: it counts what waits, and a store that has to look through all runs is not asked all the time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+import antiphon
 from antiphon.host import recordings
 from antiphon.host.http.app import create
 from tests.integration.console import kit
@@ -45,3 +46,23 @@ async def test_a_search_that_takes_long_is_not_made_for_each_request(
                 assert [one["id"] for one in answer["interrupted"]] == ["lost"]
                 seen.append(len(asked))
     assert seen == looked
+
+
+async def test_every_approval_that_waits_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_API_KEY", kit.KEY)
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "home"))
+    app = kit.application(tmp_path)
+
+    @antiphon.Gateway(app.store).tool(idempotent=False, approve="always")
+    def wire(to: int) -> None: ...
+
+    for number in range(1_001):
+        with pytest.raises(antiphon.errors.ApprovalRequired):
+            wire(number)
+    application = create(app=app, executes=False)
+    async with application.router.lifespan_context(application):
+        transport = httpx.ASGITransport(app=application)
+        headers = {"Authorization": f"Bearer {kit.KEY}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as client:
+            answer = (await client.get("/v1/inbox?limit=2")).json()
+    assert (len(answer["approvals"]), answer["counts"]["approvals"], answer["atLeast"]) == (2, 1_001, [])

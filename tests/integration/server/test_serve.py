@@ -176,6 +176,9 @@ def test_the_level_is_heeded_and_people_can_read_it(tmp_path: Path) -> None:
         _work(served)
         metrics = httpx.get(f"{served.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
         assert 'antiphon_tool_calls_total{tool="mail/send",status="success",scope="session"} 1' in metrics
+        assert 'tool_calls_total{tool="conformance/side-effect"' not in metrics, (
+            "the self-test at the start is not counted"
+        )
     finally:
         served.stop()
     text = (tmp_path / "serve.log").read_text()

@@ -47,6 +47,8 @@ export async function ask(path, options = {}) {
     headers,
     signal: options.signal,
     body: options.body && JSON.stringify(options.body),
+  }).catch(error => {
+    throw options.signal?.aborted ? error : new Failed(0, {message: "The host does not answer."});
   });
   const body = await answer.text().then(EVENT.test(path) ? exactly : JSON.parse).catch(error => {
     if (answer.ok) throw error;  // it was cut off: half an answer is none
@@ -97,7 +99,7 @@ export function repeat(pause, work) {
         if (goesOn === false) return;
       } catch (failed) {
         if (control.signal.aborted) return;
-        problem.value = failed.message;
+        problem.value = failed.status === 0 ? `${failed.message} This page keeps trying.` : failed.message;
         wait = Math.max(pause, 2000);
         if (failed.status === 404 || failed.status === 403) return;
       }

@@ -3,7 +3,7 @@ import {html} from "htm/preact";
 import {useEffect, useRef, useState} from "preact/hooks";
 import {address, ask} from "./api.js";
 import {Report} from "./report.js";
-import {Command, plain, useKeys} from "./ui.js";
+import {Command, number, plain, useKeys, useSubject} from "./ui.js";
 
 function Choose({id, other}) {
   const [runs, setRuns] = useState([]);
@@ -49,12 +49,13 @@ export function Compare({id, other}) {
     return () => control.abort();
   }, [id, other, every]);
   const asked = id && other;
+  useSubject(asked ? `${id.slice(0, 13)} beside ${other.slice(0, 13)}` : "");
   return html`${!found && html`<h1>Compare</h1>`}<${Choose} id=${id} other=${other} />
     ${!asked && html`<p class="note">Choose two runs. Of a replay, choose only the replay: it is laid beside its recording.</p>`}
     ${failed && html`<p role="alert">${plain(failed)}</p>`}
     ${asked && !found && !failed && html`<p>Loading…</p>`}
     ${found && html`<p><label><input type="checkbox" checked=${every} onChange=${event => setEvery(event.currentTarget.checked)} /> Show ids and times</label>
-        ${found.hiddenIds > 0 && html` <span class="note">${found.hiddenIds} that a provider gives each response anew are hidden.</span>`}</p>
+        ${found.hiddenIds > 0 && html` <span class="note">${number(found.hiddenIds)} that a provider gives each response anew are hidden.</span>`}</p>
       <p class="note"><a href=${address`#/runs/${id}`}>${id.slice(0, 13)}</a> beside <a href=${address`#/runs/${other}`}>${other.slice(0, 13)}</a></p>
       <${Report} view=${found.view} /><${Command} text=${`antiphon diff ${id} ${other}${every ? " --all" : ""}`} />`}`;
 }

@@ -4,7 +4,7 @@ import {useEffect, useState} from "preact/hooks";
 import {address, ask, me, repeat} from "./api.js";
 import {Asking, Reason} from "./inbox.js";
 import {Badge, Report} from "./report.js";
-import {Command, plain, span, useKeys, when} from "./ui.js";
+import {Command, number, plain, span, useKeys, useSubject, when} from "./ui.js";
 
 export const failing = one => one.status === "fail" || one.status === "error";
 const Verdict = ({one}) => one.status === "changed" ? html`<span class="note">changed, not tested since</span>` : html`<${Badge} good=${one.status === "pass"} text=${one.status} />`;
@@ -23,7 +23,7 @@ export function GoldenTests() {
   const failed = many.filter(failing).length;
   return html`<h1>Golden</h1>
     ${found === null ? html`<p>Loading…</p>` : many.length === 0 ? html`<p>No golden test has run in this project yet.</p><${Command} text="antiphon test golden/" />` : html`
-    <p role="status">${failed ? `${failed} of ${many.length} golden tests failed.` : `${many.length} golden tests, none failed.`}</p>
+    <p role="status">${failed ? `${number(failed)} of ${number(many.length)} golden tests failed.` : `${number(many.length)} golden tests, none failed.`}</p>
     <div class="wide" tabindex="0" role="region" aria-label="Golden tests"><table>
       <thead><tr><th scope="col">Golden test</th><th scope="col">Verdict</th><th scope="col">When</th><th scope="col">Why</th><th scope="col">ARS</th><th scope="col">Took</th></tr></thead>
       <tbody>${many.map((one, index) => html`<tr key=${one.id} class=${index === at ? "at" : ""}>
@@ -53,6 +53,7 @@ export function GoldenTest({id}) {
   const [turn, setTurn] = useState(0);
   useEffect(() => repeat(2000, async signal => setFound(await ask(address`/v1/golden/${id}`, {signal}))), [id, turn]);
   useKeys({Escape: () => (location.hash = "#/golden")});
+  useSubject(found?.path || "");
   if (!found) return html`<h1>Golden</h1><p>Loading…</p>`;
   const admin = me.value?.role === "admin", {commands, candidates} = found;
   const done = result => {

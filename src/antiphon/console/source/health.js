@@ -3,9 +3,20 @@ import {html} from "htm/preact";
 import {useEffect, useRef, useState} from "preact/hooks";
 import uPlot from "uplot";
 import {ask, query, repeat} from "./api.js";
-import {plain, span, when} from "./ui.js";
+import {number, plain, plural, span, when} from "./ui.js";
 
 const look = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** Times of day, and the date where it begins or changes; only dates where the marks are days apart. */
+const times = (_, marks, axis, space, step) => {
+  let date = "";
+  return marks.map(mark => {
+    const [day, time] = when(mark * 1000).split(" "), before = date;
+    date = day;
+    if (step >= 86400) return day;
+    return (step < 60 ? time : time.slice(0, 5)) + (day === before ? "" : `\n${day}`);
+  });
+};
 
 /** A plot over time; nothing is drawn where there is no value. The table below it has the numbers; the label says what it shows. */
 function Plot({title, at, lines, unit}) {
@@ -23,7 +34,7 @@ function Plot({title, at, lines, unit}) {
     const axis = {stroke: look("--soft"), grid: {stroke: look("--rule"), width: 1}, ticks: {stroke: look("--rule"), width: 1}};
     plot.current = new uPlot({
       width: box.current.clientWidth || 300, height: 190, legend: {show: false}, cursor: {show: false}, pxAlign: 0,
-      axes: [axis, {...axis, size: 64, values: (_, marks) => marks.map(unit)}],
+      axes: [{...axis, space: 84, values: times}, {...axis, size: 64, values: (_, marks) => marks.map(unit)}],
       series: [{}, ...lines.map(line => ({label: line.name, stroke: look(line.color), width: 2, dash: line.dash, points: {show: !!line.points, size: 6, fill: look(line.color)}}))],
     }, data, box.current);
     const watch = new ResizeObserver(() => box.current && plot.current?.setSize({width: box.current.clientWidth, height: 190}));
@@ -36,7 +47,7 @@ function Plot({title, at, lines, unit}) {
   }, [dark]);
   useEffect(() => plot.current?.setData(data), [JSON.stringify(data)]);
   const most = lines.map(line => `${line.name} at most ${unit(Math.max(0, ...line.values.filter(value => value != null)))}`).join(", ");
-  return html`<figure><figcaption>${title}: ${lines.map(line => html`<span class="key"><span class=${`mark ${line.dash ? "dash" : ""}`} style=${{borderColor: `var(${line.color})`}}></span> ${line.name}</span>`)}</figcaption>
+  return html`<figure><figcaption>${title}: ${lines.map(line => html`<span class="key"><span class=${`swatch ${line.dash ? "dash" : ""}`} style=${{borderColor: `var(${line.color})`}}></span> ${line.name}</span>`)}</figcaption>
     <div ref=${box} role="img" aria-label=${`${title} over time: ${most}.`}></div></figure>`;
 }
 
@@ -62,10 +73,10 @@ function WhatIf() {
     ${failed && html`<p role="alert">${plain(failed)}</p>`}
     ${found && html`<div role="status">
       ${found.looser.length > 0 && html`<p>Looser than recorded, so left as they were: ${plain(found.looser.join(", "))}.</p>`}
-      ${after.missing > 0 && html`<p>${after.missing} calls that a breaker refused would have been let through by these limits. How they would have ended is not recorded, so the numbers are a lower bound.</p>`}
-      ${before.attempts !== found.recordedAttempts && html`<p>The recording has ${found.recordedAttempts} attempts: it was made under other limits than this host knows for its tools.</p>`}</div>
+      ${after.missing > 0 && html`<p>${number(after.missing)} calls that a breaker refused would have been let through by these limits. How they would have ended is not recorded, so the numbers are a lower bound.</p>`}
+      ${before.attempts !== found.recordedAttempts && html`<p>The recording has ${number(found.recordedAttempts)} attempts: it was made under other limits than this host knows for its tools.</p>`}</div>
     <div class="wide" tabindex="0" role="region" aria-label="Before and after"><table><thead><tr><th scope="col"></th><th scope="col">As recorded</th><th scope="col">With these limits</th></tr></thead>
-      <tbody>${ROWS.map(([name, label]) => html`<tr><th scope="row">${label}</th><td>${before[name] ?? ""}</td><td>${after[name] ?? ""}</td></tr>`)}
+      <tbody>${ROWS.map(([name, label]) => html`<tr><th scope="row">${label}</th><td>${before[name] == null ? "" : number(before[name])}</td><td>${after[name] == null ? "" : number(after[name])}</td></tr>`)}
         <tr><th scope="row">Breakers opened</th><td>${before.opened.length}</td><td>${after.opened.length}</td></tr></tbody></table></div>
     ${after.opened.length > 0 && html`<ul>${after.opened.slice(0, 20).map(one => html`<li>${when(one.atMs)} · <bdi>${plain(one.tool)}</bdi> · ${plain(one.reason)}</li>`)}</ul>`}`}</section>`;
 }
@@ -80,18 +91,18 @@ export function Health() {
   const flying = (claims.inflight || 0) + (claims.stale || 0);
   const unknown = ["unknown", "unknown_1h", "unknown_1d"].reduce((sum, name) => sum + (claims[name] || 0), 0);
   return html`<h1>Health</h1>
-    <dl class="facts"><dt>Breakers</dt><dd>${open.length ? html`<a href="#/inbox">${open.length} open</a>` : "all closed"}</dd>
-      <dt>Leases</dt><dd>${flying} in flight${claims.stale ? `, ${claims.stale} past their lease` : ""}</dd><dt>Unknown outcomes</dt><dd>${unknown ? html`<a href="#/inbox">${unknown}</a>` : "none"}</dd>
+    <dl class="facts"><dt>Breakers</dt><dd>${open.length ? html`<a href="#/inbox">${number(open.length)} open</a>` : "all closed"}</dd>
+      <dt>Leases</dt><dd>${number(flying)} in flight${claims.stale ? `, ${number(claims.stale)} past their lease` : ""}</dd><dt>Unknown outcomes</dt><dd>${unknown ? html`<a href="#/inbox">${number(unknown)}</a>` : "none"}</dd>
       <dt>Store</dt><dd>${plain([store.store, store.version].filter(Boolean).join(" "))}${store.latencyMs != null ? `, answered in ${store.latencyMs.toFixed(1)} ms` : ""}${store.durable === false ? ", not durable" : ""}</dd>
-      <dt>Looked at</dt><dd>${looked.calls} calls of the ${looked.isWhole ? "" : "newest "}${looked.runs} runs</dd></dl>
+      <dt>Looked at</dt><dd>${plural(looked.calls, "call")} of the ${looked.isWhole ? "" : "newest "}${plural(looked.runs, "run")}</dd></dl>
     <form class="tools" onSubmit=${event => event.preventDefault()}><label>Plots of <select value=${tool} onChange=${event => setTool(event.currentTarget.value)}>
       <option value="">every tool and model</option>${found.tools.map(one => html`<option value=${one.name}>${plain(one.name).slice(0, 60)}</option>`)}</select></label></form>
     ${series.atMs.length > 0 && html`<div class="plots">
       <${Plot} title="Latency of attempts" at=${series.atMs} unit=${span} lines=${[{name: "median", values: series.p50Ms, color: "--tool", points: true}, {name: "95 %", values: series.p95Ms, color: "--model", dash: [6, 4], points: true}]} />
-      <${Plot} title=${`Per ${span(found.stepMs)}`} at=${series.atMs} unit=${String} lines=${[{name: "attempts", values: series.attempts, color: "--link"}, {name: "retries", values: series.retries, color: "--guard", dash: [6, 4]}, {name: "failed", values: series.failed, color: "--bad", dash: [2, 3]}]} /></div>`}
+      <${Plot} title=${`Number per ${span(found.stepMs)}`} at=${series.atMs} unit=${number} lines=${[{name: "attempts", values: series.attempts, color: "--link"}, {name: "retries", values: series.retries, color: "--guard", dash: [6, 4]}, {name: "failed", values: series.failed, color: "--bad", dash: [2, 3]}]} /></div>`}
     ${found.tools.length === 0 ? html`<p>No call has been recorded yet.</p>` : html`
     <div class="wide" tabindex="0" role="region" aria-label="Tools"><table><thead><tr><th scope="col">Tool or model</th><th scope="col">Calls</th><th scope="col">Sent</th><th scope="col">Suppressed</th><th scope="col">Refused</th><th scope="col">Attempts per call</th><th scope="col">In outages</th><th scope="col">Failed</th><th scope="col">Median</th><th scope="col">95 %</th></tr></thead>
-      <tbody>${found.tools.map(one => html`<tr><td><bdi>${plain(one.name || one.kind)}</bdi></td><td>${one.calls}</td><td>${one.sent}</td><td>${one.suppressed}</td><td>${one.refused}</td>
-        <td>${one.amplification ?? ""}</td><td>${one.outageAmplification ?? ""}</td><td>${one.failed}</td><td>${span(one.p50Ms)}</td><td>${span(one.p95Ms)}</td></tr>`)}</tbody></table></div>`}
+      <tbody>${found.tools.map(one => html`<tr><td><bdi>${plain(one.name || one.kind)}</bdi></td><td>${number(one.calls)}</td><td>${number(one.sent)}</td><td>${number(one.suppressed)}</td><td>${number(one.refused)}</td>
+        <td>${one.amplification ?? ""}</td><td>${one.outageAmplification ?? ""}</td><td>${number(one.failed)}</td><td>${span(one.p50Ms)}</td><td>${span(one.p95Ms)}</td></tr>`)}</tbody></table></div>`}
     <${WhatIf} />`;
 }

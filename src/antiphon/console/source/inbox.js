@@ -3,13 +3,12 @@ import {html} from "htm/preact";
 import {useEffect, useRef, useState} from "preact/hooks";
 import {address, ask, exactly, me, repeat} from "./api.js";
 import {Report} from "./report.js";
-import {Command, plain, span, useKeys, when} from "./ui.js";
+import {Command, number, plain, plural, span, useKeys, when} from "./ui.js";
 
 const ADMIN = "/v1/admin/tool-reliability";
 const PART = 50, MOST = 1000;
 export const quoted = text => /^[\w./:@-]+$/.test(text) ? text : `'${String(text).replace(/'/g, "'\\''")}'`;
 const why = reason => reason ? ` --reason ${quoted(reason)}` : "";
-const plural = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
 /** Asks the host what an action would do, shows it, and does it only when told. `plan` gives request, command and verb. */
 export function Asking({title, plan, children, onDone, onClose}) {
@@ -69,7 +68,7 @@ function Resolve({claims, ...rest}) {
     plan = {
       path: ADMIN, verb: "Resolve as it says", body: {action: "reconcile", claims: chosen, reason},
       command: claims.map(one => `antiphon claims resolve ${one.fingerprint} --reconcile --entry FILE.py${why(reason)} --yes`).join("\n"),
-      said: (tried, number) => `reconcile is certain about ${number} of ${claims.length}.`,
+      said: (tried, count) => `reconcile is certain about ${number(count)} of ${number(claims.length)}.`,
       confirmed: tried => ({claims: tried.claims.filter(one => one.verdict).map(({key, version, verdict}) => ({key, version, verdict}))}),
     };
   } else if (verdict && valid) {
@@ -78,7 +77,7 @@ function Resolve({claims, ...rest}) {
     plan = {
       path: ADMIN, verb: `Resolve ${claims.length}`, body: {action: "resolve", claims: chosen, verdict, reason, ...(happened ? {value: parsed} : {})},
       command: `antiphon claims resolve ${names} ${happened ? `--happened ${given}` : "--did-not-happen"}${why(reason)}${many}`,
-      said: (tried, number) => `${plural(number, "unknown outcome")} would be settled: ${happened ? "it happened, and equal calls are answered with this value." : "it did not happen, and the next equal call runs."}`,
+      said: (tried, count) => `${plural(count, "unknown outcome")} would be settled: ${happened ? "it happened, and equal calls are answered with this value." : "it did not happen, and the next equal call runs."}`,
     };
   }
   const one = claims.length === 1 ? claims[0] : null;
@@ -99,7 +98,7 @@ function Decide({approvals, ...rest}) {
   const plan = decision ? {
     path: "/v1/approvals", verb: `${decision === "approve" ? "Approve" : "Deny"} ${ids.length}`, body: {approvals: ids, decision, reason},
     command: `antiphon approvals ${decision} ${ids.join(" ")}${why(reason)}`,
-    said: (tried, number) => `${plural(number, "call")} would be ${decision === "approve" ? "approved; each is then made once." : "denied; none is made."}`,
+    said: (tried, count) => `${plural(count, "call")} would be ${decision === "approve" ? "approved; each is then made once." : "denied; none is made."}`,
   } : null;
   const one = approvals.length === 1 ? approvals[0] : null;
   return html`<${Asking} title=${one ? "May it be made?" : `May they be made? (${ids.length})`} plan=${plan} ...${rest}>
@@ -137,8 +136,11 @@ const GROUPS = [
     command: one => one.entry ? `antiphon run ${quoted(one.entry)} --resume ${one.id}` : `antiphon show ${one.id}`, link: one => address`#/runs/${one.id}`},
 ];
 
+/** How many there are, or `1,000+`. */
+const counted = (count, atLeast) => `${number(count)}${atLeast ? "+" : ""}`;
+
 /** A group has the first rows; the others are asked for when somebody wants to see or choose them. */
-function Group({group, rows, count, more, admin, at, chosen, setChosen, open}) {
+function Group({group, rows, count, atLeast, more, admin, at, chosen, setChosen, open}) {
   const [every, setEvery] = useState(false);
   const left = Math.min(count, MOST) > rows.length;
   const all = rows.length > 0 && !left && rows.every(one => chosen.has(group.id(one)));
@@ -153,9 +155,9 @@ function Group({group, rows, count, more, admin, at, chosen, setChosen, open}) {
     for (const id of ids) add ? next.add(id) : next.delete(id);
     setChosen(next);
   };
-  return html`<section class="group" aria-label=${group.title}><h2>${group.title} (${count})</h2>
+  return html`<section class="group" aria-label=${group.title}><h2>${group.title} (${counted(count, atLeast)})</h2>
     ${rows.length === 0 ? html`<p class="note">${group.empty}</p>` : html`<p class="note">${group.action}</p>
-    ${admin && group.bulk && html`<p class="tools"><label><input type="checkbox" checked=${all} onChange=${() => left ? (setEvery(true), more()) : toggle(rows.map(group.id))} /> All ${Math.min(count, MOST)}</label>
+    ${admin && group.bulk && html`<p class="tools"><label><input type="checkbox" checked=${all} onChange=${() => left ? (setEvery(true), more()) : toggle(rows.map(group.id))} /> ${count > MOST ? `The first ${number(MOST)}` : `All ${number(count)}`}</label>
       <button disabled=${!picked.length} onClick=${() => open(group, picked)}>${group.bulk} ${picked.length} selected…</button></p>`}
     <ul class="rows">${rows.map(one => {
       const id = group.id(one), [title, ...more] = group.row(one), name = plain(title) || "(no name)";
@@ -166,7 +168,7 @@ function Group({group, rows, count, more, admin, at, chosen, setChosen, open}) {
         ${admin && group.view && html`<button onClick=${() => open(group, [one])}>${group.bulk || group.one}…</button>`}
         ${group.command && html`<${Command} text=${group.command(one)} />`}</li>`;
     })}</ul>
-    ${left && html`<button onClick=${more}>Show more of ${count}</button>`}`}</section>`;
+    ${left ? html`<button onClick=${more}>Show more of ${counted(count, atLeast)}</button>` : (count > rows.length || atLeast) && html`<p class="note">Only the first ${number(rows.length)} are shown.</p>`}`}</section>`;
 }
 
 export function Inbox() {
@@ -212,9 +214,9 @@ export function Inbox() {
   useEffect(() => document.querySelector(".rows .at")?.scrollIntoView({block: "nearest"}), [at]);
   if (!found) return html`<h1>Inbox</h1><p>Loading…</p>`;
   const waiting = GROUPS.reduce((sum, group) => sum + found.counts[group.name], 0);
-  return html`<h1>Inbox</h1><p role="status">${told ? html`<bdi>${plain(told)}</bdi>` : waiting ? `${waiting} ${waiting === 1 ? "waits" : "wait"} for a person.` : "Nothing waits for a person."}</p>
+  return html`<h1>Inbox</h1><p role="status">${told ? html`<bdi>${plain(told)}</bdi>` : waiting ? `${counted(waiting, found.atLeast.length)} ${waiting === 1 ? "waits" : "wait"} for a person.` : "Nothing waits for a person."}</p>
     ${!admin && html`<p class="note">Only a key with the role admin may act here; yours has ${me.value.role}.</p>`}
-    ${GROUPS.map(group => html`<${Group} key=${group.name} group=${group} rows=${found[group.name] || []} count=${found.counts[group.name]} more=${() => setLimit(MOST)} admin=${admin} at=${at} chosen=${chosen}
+    ${GROUPS.map(group => html`<${Group} key=${group.name} group=${group} rows=${found[group.name] || []} count=${found.counts[group.name]} atLeast=${found.atLeast.includes(group.name)} more=${() => setLimit(MOST)} admin=${admin} at=${at} chosen=${chosen}
       setChosen=${setChosen} open=${(which, picked) => setAsking({group: which, rows: picked})} />`)}
     ${admin && audit && html`<section class="group" aria-label="Audit log"><h2>Audit log</h2>
       ${audit.length === 0 ? html`<p class="note">No operator has changed anything.</p>` : html`<ul class="rows">${audit.map(one => html`<li><span class="what">

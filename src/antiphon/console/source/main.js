@@ -13,7 +13,7 @@ import {Matrices, Matrix} from "./matrices.js";
 import {Runs} from "./runs.js";
 import {Run} from "./run.js";
 import {Report} from "./report.js";
-import {plain, useKeys} from "./ui.js";
+import {plain, subject, useKeys} from "./ui.js";
 
 const PAGES = [
   {path: "inbox", key: "i", title: "Inbox", view: Inbox},
@@ -28,6 +28,7 @@ const where = signal(location.hash);
 addEventListener("hashchange", () => {
   where.value = location.hash;
   problem.value = "";
+  subject.value = "";
   document.getElementById("main")?.focus();  // Enter is not for the link that led here
 });
 /** A part of the address as it was before it was encoded; what somebody typed may not be. */
@@ -44,6 +45,7 @@ function Help({onClose}) {
   useEffect(() => box.current.showModal(), []);
   return html`<dialog ref=${box} onClose=${onClose} aria-label="Keys"><h2>Keys</h2><dl>
     <dt><kbd>j</kbd> <kbd>k</kbd></dt><dd>next, previous</dd><dt><kbd>Enter</kbd></dt><dd>open</dd>
+    <dt><kbd>x</kbd></dt><dd>select, in the inbox</dd>
     <dt><kbd>/</kbd></dt><dd>search</dd>
     ${PAGES.map(page => html`<dt><kbd>g</kbd> <kbd>${page.key}</kbd></dt><dd>${page.title}</dd>`)}
     <dt><kbd>?</kbd></dt><dd>these keys</dd></dl>
@@ -69,9 +71,11 @@ function App() {
   for (const page of PAGES) keys[`g ${page.key}`] = () => (location.hash = `#/${page.path}`);
   useKeys(keys);
   useEffect(() => { signIn(); }, []);
-  if (!me.value) return html`<${SignIn} />`;
   const [, first, id, other] = where.value.split("/").map(decoded);
   const page = PAGES.find(one => one.path === first) || PAGES.find(one => one.path === "runs");
+  const title = (me.value ? [subject.value, page.title, "Antiphon"] : ["Sign in", "Antiphon"]).filter(Boolean).join(" · ");
+  useEffect(() => { document.title = title; }, [title]);
+  if (!me.value) return html`<${SignIn} />`;
   return html`<a class="skip" href="#main" onClick=${event => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
     <header><strong>Antiphon</strong><nav aria-label="Pages">${PAGES.map(one => html`<a href=${`#/${one.path}`} aria-current=${one === page ? "page" : undefined}>${one.title}</a>`)}</nav>
       <span class="who">${plain(me.value.tenant)} · ${me.value.role}</span>

@@ -3,13 +3,13 @@ import {html} from "htm/preact";
 import {useEffect, useState} from "preact/hooks";
 import {address, ask, repeat} from "./api.js";
 import {Badge, Report} from "./report.js";
-import {Command, plain, useKeys, when} from "./ui.js";
+import {Command, number, plain, plural, useKeys, useSubject, when} from "./ui.js";
 
-const points = one => `${one.difference >= 0 ? "+" : ""}${(one.difference * 100).toFixed(1)} points in ${one.pairs} pairs`;
-const Progress = ({one}) => html`<progress value=${one.done} max=${one.isComplete ? one.done : one.total} aria-label="Cells done"></progress>
-  ${one.isComplete ? `${one.done} cells` : `${one.done} of at most ${one.total} cells`}`;
+const points = one => `${one.difference >= 0 ? "+" : ""}${(one.difference * 100).toFixed(1)} points in ${plural(one.pairs, "pair")}`;
+const Progress = ({one}) => html`<progress value=${one.done} max=${one.isComplete ? one.done : one.total} aria-label="Cells done"></progress> ${one.isComplete ? plural(one.done, "cell") : `${number(one.done)} of at most ${number(one.total)} cells`}`;
+const GOOD = {"not worse": true, worse: false};  // undecided is neither
 const Verdicts = ({one}) => one.verdicts.length === 0 ? html`<span class="note">nothing to compare with</span>` :
-  one.verdicts.map(found => html`<div key=${found.variant}><${Badge} good=${found.verdict !== "worse"} text=${found.verdict} /> <bdi>${plain(found.variant)}</bdi> <small>${points(found)}</small></div>`);
+  one.verdicts.map(found => html`<div key=${found.variant}><${Badge} good=${GOOD[found.verdict]} text=${found.verdict} /> <bdi>${plain(found.variant)}</bdi> <small>${points(found)}</small></div>`);
 
 export function Matrices() {
   const [found, setFound] = useState(null);
@@ -28,7 +28,7 @@ export function Matrices() {
       <thead><tr><th scope="col">Matrix</th><th scope="col">Started</th><th scope="col">Runs</th><th scope="col">Progress</th><th scope="col">Verdict beside the first variant</th></tr></thead>
       <tbody>${many.map((one, index) => html`<tr key=${one.id} class=${index === at ? "at" : ""}>
         <td><a href=${address`#/matrices/${one.id}`}><code>${one.id.slice(0, 13)}</code></a></td><td>${when(one.createdAtMs)}</td>
-        <td>${one.runs}</td><td><${Progress} one=${one} /></td><td><${Verdicts} one=${one} /></td></tr>`)}</tbody></table></div>`}`;
+        <td>${number(one.runs)}</td><td><${Progress} one=${one} /></td><td><${Verdicts} one=${one} /></td></tr>`)}</tbody></table></div>`}`;
 }
 
 export function Matrix({id}) {
@@ -38,7 +38,8 @@ export function Matrix({id}) {
     setFound(one);
     return one.isComplete ? false : undefined;
   }), [id]);
-  if (!found) return html`<p>Loading…</p>`;
-  return html`<${Report} view=${found.view} /><p><${Progress} one=${found} /></p>
-    ${!found.isComplete && html`<${Command} text=${`antiphon matrix --resume ${found.id}`} />`}`;
+  useSubject(found?.view.title || "");
+  if (!found) return html`<h1>Matrix</h1><p>Loading…</p>`;
+  return html`<${Report} view=${found.view}><p><${Progress} one=${found} /></p>
+    ${!found.isComplete && html`<${Command} text=${`antiphon matrix --resume ${found.id}`} />`}<//>`;
 }

@@ -57,10 +57,11 @@ const KINDS = {
     <tbody>${part.rows.map(row => html`<tr>${row.map(cell => html`<td class="text"><${Marks} marks=${cell.marks} />${plain(cell.text)}</td>`)}</tr>`)}</tbody></table></div>`,
 };
 
-export const Badge = ({good, text}) => html`<span class=${`badge ${good ? "good" : "bad"}`}>${plain(text)}</span>`;
+/** A verdict; one that is neither good nor bad has no `good`. */
+export const Badge = ({good, text}) => html`<span class=${`badge ${good == null ? "" : good ? "good" : "bad"}`}>${plain(text)}</span>`;
 export const Parts = ({parts}) => parts.map(part => KINDS[part.kind]?.(part));
 
-export const Report = ({view}) => html`<div class="report"><h1><bdi>${plain(view.title)}</bdi> ${view.badge && html`<${Badge} good=${view.good} text=${view.badge} />`}</h1>
-  ${view.line && html`<p class="note">${plain(view.line)}</p>`}${view.note && html`<p class="note">${plain(view.note)}</p>`}
+export const Report = ({view, children}) => html`<div class="report"><h1><bdi>${plain(view.title)}</bdi> ${view.badge && html`<${Badge} good=${view.good} text=${view.badge} />`}</h1>
+  ${view.line && html`<p class="note">${plain(view.line)}</p>`}${children}${view.note && html`<p class="note">${plain(view.note)}</p>`}
   ${view.reasons.length > 0 && html`<ul>${view.reasons.map(reason => html`<li>${plain(reason)}</li>`)}</ul>`}
   <${Parts} parts=${view.parts} /></div>`;

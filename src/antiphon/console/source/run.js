@@ -2,7 +2,7 @@
 import {html} from "htm/preact";
 import {useEffect, useMemo, useRef, useState} from "preact/hooks";
 import {address, ask, inlined, query, repeat} from "./api.js";
-import {Command, LongList, Status, Value, cut, plain, span, useKeys, when} from "./ui.js";
+import {Command, LongList, Status, Value, cut, number, plain, span, useKeys, useSubject, when} from "./ui.js";
 
 const LANES = ["Models", "Tools", "Reliability"];
 const FOLD = 0.02;  // a pause longer than this part of the run is drawn shorter
@@ -98,7 +98,7 @@ function Axis({lines, calls, onPick, chosen}) {
       .map(box => ({box, far: Math.max(box.left - x, x - box.left - box.wide, 0)})).sort((a, b) => a.far - b.far)[0];
     if (near && near.far < 12) onPick(near.box.index);
   };
-  const counts = LANES.map((name, lane) => `${marks.filter(mark => mark.lane === lane).length} in ${name}`).join(", ");
+  const counts = LANES.map((name, lane) => `${number(marks.filter(mark => mark.lane === lane).length)} in ${name}`).join(", ");
   return html`<div class="axis"><div class="lanes" aria-hidden="true">${LANES.map(name => html`<span>${name}</span>`)}</div>
     <canvas ref=${canvas} role="img" aria-label=${`Time axis: ${counts}. The list below has every event.`} onClick=${pick}></canvas></div>
     ${scale.folded > 0 && html`<p class="note">Pauses are folded: ${span(scale.folded)} are not drawn.</p>`}`;
@@ -129,7 +129,7 @@ function Detail({run, line, call}) {
   const asked = start.payload.providerRequest ?? start.payload.request ?? start.payload.arguments;
   const last = end || start;
   const reason = call?.end?.notSent;
-  return html`<h2><bdi>${plain(line.name || line.type)}</bdi></h2>
+  return html`<h2><bdi>${plain(line.name || call?.line.name || line.type)}</bdi></h2>
     <p>Event ${numbers[0]}${end ? ` to ${numbers[1]}` : ""} · ${when((call?.line || line).atMs)} · ${words(call ? call.line : line, call)}</p>
     ${reason && html`<section class="why"><h3>Why was this not sent?</h3><p>${plain(reason)}</p></section>`}
     ${call && call.notes.length > 0 && html`<h3>Reliability</h3><ol>${call.notes.map(note => html`<li>${plain(`${note.name}: ${note.text}`)}</li>`)}</ol>`}
@@ -190,18 +190,19 @@ export function Run({id}) {
   const calls = useMemo(() => joined(lines), [lines]);
   const move = step => setAt(now => Math.max(0, Math.min(lines.length - 1, now + step)));
   useKeys({j: () => move(1), k: () => move(-1), Escape: () => setAt(-1)});
+  useSubject(run ? `${run.name} ${id.slice(0, 13)}`.trim() : id.slice(0, 13));
   if (missing) return html`<h1>Run</h1><p role="alert">${plain(missing)}</p>`;
   if (!run) return html`<h1>Run</h1><p>Loading…</p>`;
   const line = lines[at], begun = run.startedAtMs;
   return html`<h1><bdi>${plain(run.name)}</bdi> <${Status} value=${run.status} /></h1>
-    <p class="note">${when(begun)} · ${span(run.durationMs) || "going on"} · <span id="count">${lines.length}</span> events · <code>${run.id}</code>
+    <p class="note">${when(begun)} · ${span(run.durationMs) || "going on"} · <span id="count">${number(lines.length)}</span> events · <code>${run.id}</code>
       ${run.sourceRun && html` · replay of ${inlined ? run.sourceRun : html`<a href=${address`#/runs/${run.sourceRun}`}>${run.sourceRun.slice(0, 13)}</a>`}`}
       ${!inlined && html` · <a href=${run.sourceRun ? address`#/compare/${run.sourceRun}/${id}` : address`#/compare/${id}`}>compare</a>`}</p>
     <${Axis} lines=${lines} calls=${calls} chosen=${at} onPick=${setAt} />
     <div class="split"><${LongList} items=${lines} height=${28} selected=${at} onSelect=${setAt} label="Events" row=${one => html`
         <span class="seq">${one.seq}</span><span class="time">+${span(one.atMs - begun)}</span>
         <span class=${`kind ${["model", "tool", "guard"][laneOf(one)] || ""}`}>${cut(plain(one.kind || one.type), 14)}</span>
-        <bdi class="name">${cut(plain(one.name || one.type), 48)}</bdi><bdi class="rest">${cut(words(one, calls.get(one.call)), 160)}</bdi>`} />
+        <bdi class="name">${cut(plain(one.name || calls.get(one.call)?.line.name || (one.kind ? one.type : "")), 48)}</bdi><bdi class="rest">${cut(words(one, calls.get(one.call)), 160)}</bdi>`} />
       <aside aria-label="Event" aria-live="polite">${line ? html`<${Detail} run=${id} line=${line} call=${calls.get(line.call)} />`
         : html`<p>Choose an event: click it, or press <kbd>j</kbd>.</p><${Ends} run=${id} lines=${lines} /><${Command} text=${`antiphon show ${id}`} />`}</aside></div>`;
 }

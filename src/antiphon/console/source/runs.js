@@ -2,12 +2,12 @@
 import {html} from "htm/preact";
 import {useEffect, useRef, useState} from "preact/hooks";
 import {address, ask, query, repeat} from "./api.js";
-import {Status, plain, span, useKeys, when} from "./ui.js";
+import {Filter, Status, number, plain, span, useKeys, when} from "./ui.js";
 
 const STATUSES = ["", "running", "completed", "failed", "interrupted", "cancelled"];
 const LIMIT = 50;
+const shown = count => count ? number(count) : "";
 const SUMS = new Map();  // of runs that were shown; those that are over do not change
-const number = value => value ? value.toLocaleString("en-US") : "";
 
 export function Runs() {
   const [text, setText] = useState("");
@@ -46,12 +46,11 @@ export function Runs() {
   });
   return html`<h1>Runs</h1>
     <form class="tools" onSubmit=${event => event.preventDefault()}>
-      <label>Search <input ref=${field} type="search" value=${text} placeholder="name, entry or id"
-        onInput=${event => restart(() => setText(event.currentTarget.value))} /></label>
+      <${Filter} label="Search" placeholder="name, entry or id" field=${field} onChange=${typed => restart(() => setText(typed))} />
       <label>Status <select value=${status} onChange=${event => restart(() => setStatus(event.currentTarget.value))}>
         ${STATUSES.map(one => html`<option value=${one}>${one || "any"}</option>`)}</select></label>
-      <label>Tool <input type="search" placeholder="part of a name" onChange=${event => restart(() => setTool(event.currentTarget.value.trim()))} /></label>
-      <label>Text <input type="search" placeholder="in an event" onChange=${event => restart(() => setContent(event.currentTarget.value))} /></label>
+      <${Filter} label="Tool" placeholder="part of a name" onChange=${typed => restart(() => setTool(typed))} />
+      <${Filter} label="Text" placeholder="in an event" onChange=${typed => restart(() => setContent(typed))} />
     </form>
     ${found === null ? html`<p>Loading…</p>` : html`
     <div class="wide" tabindex="0" role="region" aria-label="Runs"><table>
@@ -59,9 +58,10 @@ export function Runs() {
       <tbody>${runs.map((run, index) => html`<tr key=${run.id} class=${index === at ? "at" : ""}>
         <td><a href=${address`#/runs/${run.id}`}><bdi>${plain(run.name) || "(no name)"}</bdi></a>${run.sourceRun && html` <small>replay</small>`}</td>
         <td><${Status} value=${run.status} /></td><td>${when(run.startedAtMs)}</td><td>${span(run.durationMs)}</td>
-        <td>${number((sums.get(run.id)?.inputTokens || 0) + (sums.get(run.id)?.outputTokens || 0))}</td><td>${sums.get(run.id)?.cost?.toFixed(4) ?? ""}</td>
-        <td>${run.events || ""}</td><td><code>${run.id.slice(0, 13)}</code></td></tr>`)}</tbody></table></div>
-    ${runs.length === 0 && html`<p>${text || status || tool || content ? "No run fits." : html`No run yet. Record one: <code>antiphon run agent.py:main</code>`}</p>`}
+        <td>${shown((sums.get(run.id)?.inputTokens || 0) + (sums.get(run.id)?.outputTokens || 0))}</td><td>${sums.get(run.id)?.cost?.toFixed(4) ?? ""}</td>
+        <td>${shown(run.events)}</td><td><code>${run.id.slice(0, 13)}</code></td></tr>`)}</tbody></table></div>
+    ${runs.length < LIMIT && found.next ? html`<p>${runs.length ? "" : "No run fits. "}${number(found.searched)} runs were searched; there are more.</p>`
+      : runs.length === 0 && html`<p>${text || status || tool || content ? "No run fits." : html`No run yet. Record one: <code>antiphon run agent.py:main</code>`}</p>`}
     <p class="tools">
       <button disabled=${pages.length === 1} onClick=${() => { setPages(pages.slice(0, -1)); setAt(0); }}>Newer</button>
       <button disabled=${!found.next} onClick=${() => { setPages([...pages, found.next]); setFound({...found, next: ""}); setAt(0); }}>${runs.length < LIMIT && found.next ? "Search further" : "Older"}</button>

@@ -1,5 +1,6 @@
 // Parts that every page uses. All text goes through Preact as text nodes; nothing is ever parsed as HTML.
 import {html} from "htm/preact";
+import {signal} from "@preact/signals";
 import {useEffect, useLayoutEffect, useRef, useState} from "preact/hooks";
 
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
@@ -11,11 +12,13 @@ export const plain = text =>
 export const cut = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
 
 export const when = ms => ms == null ? "" : new Date(ms).toLocaleString("sv-SE");
+export const number = value => value.toLocaleString("en-US");
+export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 export const span = ms => {
   if (ms == null) return "";
   if (ms < 1000) return `${Math.round(ms)} ms`;
-  if (ms < 60000) return `${(ms / 1000).toFixed(1)} s`;
-  return ms < 3600000 ? `${(ms / 60000).toFixed(1)} min` : `${(ms / 3600000).toFixed(1)} h`;
+  const [size, unit] = ms < 60000 ? [1000, "s"] : ms < 3600000 ? [60000, "min"] : [3600000, "h"];
+  return `${(ms / size).toFixed(1).replace(/\.0$/, "")} ${unit}`;
 };
 
 const SIGNS = {completed: "✓", running: "▶", failed: "✗", interrupted: "‖", cancelled: "–"};
@@ -27,8 +30,26 @@ export function Value({value, label}) {
   const text = plain(typeof value === "string" ? value : JSON.stringify(value, null, 2));
   const shown = whole || text.length <= 20000 ? text : text.slice(0, 20000) + "…";
   return html`<pre tabindex="0" aria-label=${label}>${shown}</pre>
-    ${shown.length < text.length && html`<button onClick=${() => setWhole(true)}>Show all ${text.length} characters</button>`}`;
+    ${shown.length < text.length && html`<button onClick=${() => setWhole(true)}>Show all ${number(text.length)} characters</button>`}`;
 }
+
+const TYPED_MS = 250;
+/** A field that filters while somebody types: told of its text after a short pause. */
+export function Filter({label, placeholder, field, onChange}) {
+  const timer = useRef(0), told = useRef(onChange);
+  told.current = onChange;
+  useEffect(() => () => clearTimeout(timer.current), []);
+  const typed = event => {
+    const text = event.currentTarget.value.trim();
+    clearTimeout(timer.current);
+    timer.current = setTimeout(() => told.current(text), TYPED_MS);
+  };
+  return html`<label>${label} <input ref=${field} type="search" placeholder=${placeholder} onInput=${typed} /></label>`;
+}
+
+/** What the page is about, for the title of the window; the page before it is forgotten. */
+export const subject = signal("");
+export const useSubject = text => useEffect(() => { subject.value = plain(text); }, [text]);
 
 export function Command({text}) {
   const [copied, setCopied] = useState(false);

@@ -84,7 +84,6 @@ def failure(problem: Exception) -> Response:
 
 
 @functools.lru_cache(maxsize=256)
-@functools.lru_cache(maxsize=256)
 def is_loopback(name: str) -> bool:
     """Whether an address or host name means this machine."""
     if name in ("localhost", ""):

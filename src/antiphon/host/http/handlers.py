@@ -243,7 +243,7 @@ async def list_recordings(request: Request, host: Host, principal: Principal) ->
         limit=integer(request, "limit", 50, 1, 200),
         before=request.query_params.get("before", "")[:_LONGEST_CURSOR],
         status=choice(request, "status", _RECORDED),
-        text=request.query_params.get("text", "")[:128],
+        text=request.query_params.get("text", "")[:200],
         tool=request.query_params.get("tool", "")[:200],
         content=request.query_params.get("content", "")[:200],
     )
