@@ -5,4 +5,5 @@ from __future__ import annotations
 import sys
 
 WITHOUT = ("cacheprovider", "hypothesispytest", "langsmith_plugin", "platformdirs", "schemathesis", "valkey")
-PYTEST = (sys.executable, "-m", "pytest", "-q", *(f"-pno:{name}" for name in WITHOUT))
+WITHOUT_THEM = [f"-pno:{name}" for name in WITHOUT]
+PYTEST = (sys.executable, "-m", "pytest", "-q", *WITHOUT_THEM)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-import certifi
 import pytest
 from hypothesis import settings
 
@@ -25,6 +24,7 @@ from tests import promtool as prometheus
 from tests.faultproxy import FaultProxy
 from tests.servers import S3_KEY, S3_SECRET, VARIABLES, Postgres, Server, ServerFailed, Valkey, Weed
 from tests.ticks import Ticks
+from tests.tlsfront import make_certificate
 
 S = TypeVar("S", bound=Server)
 MEETING = "ANTIPHON_TEST_MEETING"
@@ -106,9 +106,7 @@ def _trust_one_authority(folder: Path) -> None:
     Tests stay on loopback: nothing in this process and those it starts needs them from here on.
     """
     authority = folder / f"authority-{os.getpid()}.pem"
-    authority.write_text(
-        Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----")[0] + "-----END CERTIFICATE-----\n"
-    )
+    authority.write_bytes(make_certificate("nobody")[0])
     os.environ["SSL_CERT_FILE"] = str(authority)
     os.environ.pop("SSL_CERT_DIR", None)
 

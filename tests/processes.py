@@ -15,6 +15,7 @@ forked = multiprocessing.get_context("forkserver")
 forked.set_forkserver_preload(
     [
         "pytest",
+        "antiphon._recording.manifest",
         "antiphon.ops.storage",
         "antiphon.redact",
         "antiphon.stores.sqlite",
@@ -23,6 +24,8 @@ forked.set_forkserver_preload(
         "antiphon.telemetry.builtin",
         "antiphon.testing.journal_conformance",
         "antiphon.blobs.s3",
+        "cryptography.hazmat.primitives.ciphers.aead",
+        "cryptography.hazmat.primitives.kdf.hkdf",
         "redis.asyncio",
         "psycopg_pool",
         "uvloop",

@@ -24,7 +24,9 @@ class TlsFront:
     def __init__(self, folder: Path, port: int, *, protocol: str = "") -> None:
         self.certificate = folder / "cert.pem"
         key = folder / "key.pem"
-        _make_certificate(self.certificate, key)
+        certificate, private = make_certificate("localhost")
+        self.certificate.write_bytes(certificate)
+        key.write_bytes(private)
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(self.certificate, key)
         if protocol:
@@ -69,13 +71,14 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def _make_certificate(certificate: Path, key: Path) -> None:
+def make_certificate(host: str) -> tuple[bytes, bytes]:
+    """A certificate that signs itself, and its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, host)])
     now = datetime.datetime.now(datetime.UTC)
     built = (
         x509.CertificateBuilder()
@@ -85,10 +88,9 @@ def _make_certificate(certificate: Path, key: Path) -> None:
         .serial_number(1)
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(private, hashes.SHA256())
     )
-    certificate.write_bytes(built.public_bytes(serialization.Encoding.PEM))
     pem, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    key.write_bytes(private.private_bytes(pem, plain, serialization.NoEncryption()))
+    return built.public_bytes(pem), private.private_bytes(pem, plain, serialization.NoEncryption())

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.another_pytest import WITHOUT_THEM
 from tests.docs.pages import ROOT, name, pages
 from tests.docs.test_blocks import Block, blocks
 
@@ -67,7 +68,8 @@ class Typist:
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANTIPHON_", "PYTEST"))}
-        self.environment = {**kept, "NO_COLOR": "1", **environment}
+        as_theirs = {"NO_COLOR": "1", "PYTEST_ADDOPTS": " ".join(WITHOUT_THEM)}
+        self.environment = {**kept, **as_theirs, **environment}
         self.commands = 0
 
     def do(self, block: Block, where: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import multiprocessing
 import random
 import signal
 import time
-import traceback
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from antiphon.contract.events import Event
 from antiphon.ops.runs import find_run, list_runs, timeline
 from antiphon.ports import Row
 from tests.integration.recording.kit import application, stored
+from tests.processes import process
 
 KILLS = 55
 MOST_OUTCOMES = 8
@@ -53,26 +55,25 @@ def agent(app: Antiphon, name: str, tell: Any, rounds: int = 10_000) -> None:
             run.uuid4()
 
 
-def record_until_killed(app: Antiphon, name: str, outcomes: int, after_s: float) -> list[str]:
+def _record(name: str, tell: Connection) -> None:
+    agent(application(), name, tell.send)
+
+
+def record_until_killed(name: str, outcomes: int, after_s: float, record: Any = _record) -> list[str]:
     """What a process told that recorded *name* and was killed *after_s* seconds after so many *outcomes*."""
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(ours)
-        try:
-            agent(app, name, lambda word: os.write(theirs, f"{word}\n".encode()))
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    os.close(theirs)
-    with os.fdopen(ours) as told:
-        words = [told.readline() for _ in range(1 + outcomes)]
-        time.sleep(after_s)
-        os.kill(child, signal.SIGKILL)
-        words += told.readlines()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    return [word.strip() for word in words if word.endswith("\n")]
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = process(record, name, theirs)
+    child.start()
+    theirs.close()
+    words = [ours.recv() for _ in range(1 + outcomes)]
+    time.sleep(after_s)
+    child.kill()
+    with contextlib.suppress(EOFError, OSError):  # the last word may be cut
+        while True:
+            words.append(ours.recv())
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    return words
 
 
 def missing(told: list[str], events: list[Event]) -> set[str]:
@@ -83,20 +84,10 @@ def missing(told: list[str], events: list[Event]) -> set[str]:
     return set(told) - {_word(event.payload) for event in started}
 
 
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What a recorded run imports, before the forks: each child would do it again."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("ANTIPHON_HOME", str(tmp_path_factory.mktemp("other")))
-        agent(application(), "other", str, rounds=1)
-
-
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: None) -> Antiphon:
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Antiphon:
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "state"))
-    made = application()
-    made.gateway  # noqa: B018 - made before the forks, as a server does
-    return made
+    return application()
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -105,7 +96,7 @@ def test_killed_at_random_points(app: Antiphon, seed: int) -> None:
     cut_inside = 0
     for number in range(KILLS):
         outcomes, after_s = chance.randint(0, MOST_OUTCOMES), chance.uniform(0, LONGEST_S)
-        run_id, *told = record_until_killed(app, f"agent {number}", outcomes, after_s)
+        run_id, *told = record_until_killed(f"agent {number}", outcomes, after_s)
         events = stored(app, run_id)
         assert not missing(told, events), "an outcome that its caller had seen is not in the log"
         kinds = [event.type for event in events]
@@ -117,7 +108,7 @@ def test_killed_at_random_points(app: Antiphon, seed: int) -> None:
     assert len(list_runs(app, status="interrupted", limit=500)) == KILLS
 
 
-def test_a_recorder_that_writes_later_would_be_caught(app: Antiphon, monkeypatch: pytest.MonkeyPatch) -> None:
+def _record_late(name: str, tell: Connection) -> None:
     later: list[Row] = []
     make = Recorder.__init__
 
@@ -131,10 +122,14 @@ def test_a_recorder_that_writes_later_would_be_caught(app: Antiphon, monkeypatch
         make(self, *args, **kwargs)
         self.scope.write = write
 
-    monkeypatch.setattr(Recorder, "__init__", make_late)
+    Recorder.__init__ = make_late  # type: ignore[method-assign]
+    _record(name, tell)
+
+
+def test_a_recorder_that_writes_later_would_be_caught(app: Antiphon) -> None:
     lost: set[str] = set()
     for number in range(10):
-        run_id, *told = record_until_killed(app, f"agent {number}", MOST_OUTCOMES, LONGEST_S)
+        run_id, *told = record_until_killed(f"agent {number}", MOST_OUTCOMES, LONGEST_S, _record_late)
         lost |= missing(told, stored(app, run_id))
     assert lost
 

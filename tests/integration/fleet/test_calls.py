@@ -189,7 +189,7 @@ def test_a_store_that_fails_after_the_call_is_tried_again(failures: int, store: 
     states = sorted(record["state"] for record in _left_behind(store))
     assert asked <= 2, "the caller asks once: the rest is left to the thread of the process"
     assert states == (["done", "done"] if failures == 2 else ["done", "inflight"])
-    assert tries == 3 if failures == 2 else 2 <= tries < 12
+    assert (tries == 3) if failures == 2 else (2 <= tries < 12), tries
     left = 0
 
 
