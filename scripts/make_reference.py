@@ -84,7 +84,7 @@ def settings() -> str:
         "| `TOOL_RELIABLE_DERIVE_IDEMPOTENCY` | `off`: calls without an explicit key are not deduplicated |",
         "| `ANTIPHON_SHADOW` | `on`: log what would have been done, change nothing |",
         "| `KURRAL_STORAGE_BACKEND`, `R2_*`, `AWS_*` | where artifacts are stored |",
-        "| `NO_COLOR` | commands print without colours |",
+        "| `NO_COLOR`, `TERM=dumb` | commands print without colours |",
     ]
     return "\n".join(parts) + "\n"
 
