@@ -227,8 +227,14 @@ def _nothing(app: Any, arguments: argparse.Namespace) -> str:
     _, *others = tenants_of(app)
     others = [tenant for tenant in others if drive(Admin(of_tenant(app, tenant)).claims(**chosen, limit=1))]
     whose = f" of tenant {app.tenant}" if others or arguments.tenant or app.tenant != "default" else ""
-    more = f" These tenants have some (--tenant): {', '.join(others)}." if others else ""
-    return ui.safe(f"No claims{whose}. Looked in {app.store.url} (--store names another).{more}")
+    return ui.none_found(f"claims{whose}", app.store.url, others)
+
+
+def _state(claim: dict[str, Any]) -> str:
+    """As people read it: a record that keeps an approval has no outcome."""
+    if claim["approval"] is not None:
+        return f"approval {claim['approval']}"
+    return "worker lost" if claim["lost"] else str(claim["state"])
 
 
 def _claims(found: list[dict[str, Any]], tenant: str | None) -> Iterator[str]:
@@ -237,7 +243,7 @@ def _claims(found: list[dict[str, Any]], tenant: str | None) -> Iterator[str]:
     rows = [
         (
             *(claim[name] for name in ("fingerprint", "tool")),
-            "worker lost" if claim["lost"] else claim["state"],
+            _state(claim),
             claim["session"],
             claim["callId"] or "",
             ui.duration(now - claim["updatedAtMs"]),

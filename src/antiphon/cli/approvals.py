@@ -53,7 +53,9 @@ def approvals(arguments: argparse.Namespace) -> int:
         desk, place = app.approvals(who, where=f"command line on {socket.gethostname()}"), app.store.url
         if arguments.what == "list":
             found = desk.list(state=arguments.state, tool=arguments.tool, limit=arguments.limit)
-            ui.output(arguments, {"approvals": found, "store": place}, _table(found, arguments.state, app))
+            ui.output(
+                arguments, {"approvals": found, "store": place}, _table(found) if found else _nothing(app, arguments)
+            )
             return 0
         if arguments.what == "show":
             made = desk.show(arguments.id[0])
@@ -87,12 +89,19 @@ def user_name() -> str:
         return "cli"
 
 
-def _table(found: list[dict[str, Any]], state: str, app: Any) -> Iterator[str]:
-    if not found:
-        what = "" if state == "all" else f" {state}"
-        whose = "" if app.tenant == "default" else f" of tenant {app.tenant}"
-        yield f"No approvals{whose}{what}. Looked in {app.store.url} (--store names another)."
-        return
+def _nothing(app: Any, arguments: argparse.Namespace) -> str:
+    """That there are no such approvals, and which tenants have some."""
+    from antiphon.ops.admin import of_tenant, tenants_of
+
+    _, *others = tenants_of(app)
+    chosen = {"state": arguments.state, "tool": arguments.tool, "limit": 1}
+    others = [tenant for tenant in others if of_tenant(app, tenant).approvals("").list(**chosen)]
+    what = "" if arguments.state == "all" else f" {arguments.state}"
+    whose = f" of tenant {app.tenant}" if others or arguments.tenant or app.tenant != "default" else ""
+    return ui.none_found(f"approvals{whose}{what}", app.store.url, others)
+
+
+def _table(found: list[dict[str, Any]]) -> Iterator[str]:
     head = ("APPROVAL", "TOOL", "ARGUMENTS", "STATE", "ASKED BY", "AGE", "EXPIRES", "POLICY")
     yield ui.table(head, [_row(one) for one in found], shorten={2: 20, 1: 9}, keep=(3,))
     if any(one["state"] == "waiting" for one in found):

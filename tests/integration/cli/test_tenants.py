@@ -47,6 +47,7 @@ def test_unknown_outcomes_of_other_tenants_are_found_and_settled(
     said = antiphon("claims", "list", "--state", "unknown")
     assert said.startswith("No claims of tenant default. Looked in ")
     assert said.endswith("These tenants have some (--tenant): acme.\n")
+    assert "approval waiting" in antiphon("claims", "list", "--tenant", "acme")
     assert antiphon("claims", "list", "--state", "done").startswith("No claims. Looked in ")
     assert "antiphon claims resolve CLAIM --tenant acme" in antiphon("claims", "list", "--tenant", "acme")
     (claim,) = json.loads(antiphon("claims", "--state", "unknown", "--tenant", "acme", "--json"))["claims"]
@@ -59,7 +60,9 @@ def test_approvals_of_other_tenants(store: str, capsys: pytest.CaptureFixture[st
         assert main(["approvals", *words, "--store", store]) == 0
         return capsys.readouterr().out
 
-    assert antiphon().startswith("No approvals waiting. Looked in ")
+    assert antiphon().startswith("No approvals of tenant default waiting. Looked in ")
+    assert antiphon().endswith("These tenants have some (--tenant): acme.\n")
+    assert antiphon("--state", "denied").startswith("No approvals denied. Looked in ")
     (waiting,) = json.loads(antiphon("--tenant", "acme", "--json"))["approvals"]
     assert "approved" in antiphon("approve", waiting["id"], "--as", "grace", "--tenant", "acme")
     assert antiphon("--tenant", "acme").startswith("No approvals of tenant acme waiting. Looked in ")
