@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from antiphon.ports import BreakerRow
 from antiphon.stores import RedisStore
@@ -189,6 +191,7 @@ def test_a_subscriber_says_once_that_the_server_is_gone(
         heard: list[BreakerRow] = []
         journal.subscribe_breakers("default", heard.append)
         for outage in (1, 2):
+            await _eventually(face, client.pubsub_channels)
             heard.clear()
             await journal.save_breaker("default", BreakerRow("b", "OPEN", outage, 0, "tripped", outage))
             await _eventually(face, lambda: heard)
@@ -198,7 +201,8 @@ def test_a_subscriber_says_once_that_the_server_is_gone(
             assert said() == outage
             server.start()
 
-    in_face(face, RedisStore(server.url, retry_timeout_s=5), work)
+    with redis.Redis.from_url(server.url, retry=Retry(NoBackoff(), 1)) as client:
+        in_face(face, RedisStore(server.url, retry_timeout_s=5), work)
 
 
 @both_faces
