@@ -185,6 +185,90 @@ def of_claims(counts: Counts, scopes: Mapping[str, str]) -> dict[Metric, dict[tu
     return found
 
 
+class Counter:
+    """A sink that knows which labels a count has; whoever inherits it says where counts are kept."""
+
+    def __init__(self, max_tools: int, clean: Callable[[str], str]) -> None:
+        self._tool = Labels(max_tools, clean)
+        self._code = Labels(MAX_CODES, clean)
+        self._state = Labels(MAX_CODES, clean)
+        self._quick: dict[tuple[str, str, str], Callable[[float], None]] = {}
+        self._scopes: dict[str, str] = {}
+        self._sampled: dict[str, set[tuple[str, ...]]] = {}
+
+    def _add(self, metric: Metric, amount: float, *labels: str) -> None:
+        raise NotImplementedError
+
+    def _set(self, metric: Metric, value: float, *labels: str) -> None:
+        raise NotImplementedError
+
+    def _ended(self, tool: str, status: str, scope: str, hit: str) -> Callable[[float], None]:
+        """What counts the calls with these labels, and their durations."""
+        raise NotImplementedError
+
+    def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
+        """Count a call and its duration."""
+        (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
+
+    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
+        """:meth:`call_ended` for one tool, status and scope: found once, to be called often."""
+        label = self._tool(tool)
+        known = status if status in STATUSES else OTHER
+        place = scope if scope in SCOPES else OTHER
+        ended = self._ended(label, known, place, hit and self._state(hit))
+        if not hit and label != OTHER and (known, place) == (status, scope):
+            self._quick[(tool, status, scope)] = ended
+        return ended
+
+    def retried(self, tool: str, reason: str) -> None:
+        """Count a repeated attempt."""
+        self._add(RETRIES, 1, self._tool(tool), self._code(reason))
+
+    def hit(self, tool: str, state: str) -> None:
+        """Count a call that a record answered."""
+        self._add(HITS, 1, self._tool(tool), self._state(state))
+
+    def undone(self, tool: str, state: str) -> None:
+        """Count what came of undoing a write."""
+        self._add(UNDOS, 1, self._tool(tool), self._state(state))
+
+    def breaker(self, key: str, before: str, after: str) -> None:
+        """Count a change of a breaker's state."""
+        tool = self._tool(tool_of_breaker(key))
+        self._add(TRANSITIONS, 1, tool, before, after)
+        for state in BREAKER_STATES:
+            self._set(BREAKER, float(state == after), tool, state)
+
+    def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
+        """Take note of a tool that was registered."""
+        label = self._tool(tool)
+        self._scopes[tool] = scope
+        self._set(INFO, 1.0, label, effect or "unset")
+        for state in FIRST_HITS:
+            self._add(HITS, 0, label, state)
+        for before, after in FIRST_TRANSITIONS:
+            self._add(TRANSITIONS, 0, label, before, after)
+        for state, seconds in ttl_s.items():
+            self._set(TTL, seconds, label, state)
+
+    def dedupe(self, counts: Counts) -> None:
+        """Take the numbers of claim records by tool and state."""
+        for metric, values in of_claims(counts, self._scopes).items():
+            self.sampled(metric, values)
+
+    def sampled(self, metric: Metric, values: Values) -> None:
+        """Set a gauge; labels that are no longer named are 0."""
+        known = self._sampled.setdefault(metric.name, set())
+        fresh = labelled(values, metric, self._tool)
+        for labels in (*known.difference(fresh), *fresh):
+            self._set(metric, fresh.get(labels, 0.0), *labels)
+        known.update(fresh)
+
+    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
+        """The generic port, for whoever has events and no direct line."""
+        count(self, event, fields)
+
+
 def labelled(values: Values, metric: Metric, label: Callable[[str], str]) -> dict[tuple[str, ...], float]:
     """The values by admitted labels: tools that go by one label are added up."""
     by_tool = metric.labels[0] == "tool"

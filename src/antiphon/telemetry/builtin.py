@@ -6,7 +6,6 @@ import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from antiphon.telemetry import _metrics as schema
 
@@ -45,47 +44,23 @@ class _Calls:
             self.sum += duration_ms
 
 
-class BuiltinMetrics:
-    """Counts calls, retries, reuse and breakers; ``render()`` is what Prometheus scrapes.
-
-    A child is found with one look into a dictionary, or once and for all (:meth:`bound`).
-    """
+class BuiltinMetrics(schema.Counter):
+    """Counts calls, retries, reuse and breakers; ``render()`` is what Prometheus scrapes."""
 
     def __init__(
         self, prefix: str = "antiphon", *, max_tools: int = schema.MAX_TOOLS, clean: Callable[[str], str] = str
     ) -> None:
+        super().__init__(max_tools, clean)
         self.prefix = prefix
         self._lock = threading.Lock()
-        self._tool = schema.Labels(max_tools, clean)
-        self._code = schema.Labels(schema.MAX_CODES, clean)
-        self._state = schema.Labels(schema.MAX_CODES, clean)
-        self._quick: dict[tuple[str, str, str], _Calls] = {}
         self._calls: dict[tuple[str, str, str, str], _Calls] = {}
         """By tool, status, scope and the state of the claim that answered, if one did."""
         self._series: dict[str, _Series] = {metric.name: {} for metric in schema.METRICS}
-        self._scopes: dict[str, str] = {}
 
-    def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
-        (self._quick.get((tool, status, scope)) or self._call_child(tool, status, scope)).add(duration_ms)
+    def _ended(self, tool: str, status: str, scope: str, hit: str) -> Callable[[float], None]:
+        return self._calls.setdefault((tool, status, scope, hit), _Calls(self._lock)).add
 
-    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
-        """:meth:`call_ended` for one tool, status and scope: found once, to be called often."""
-        return self._call_child(tool, status, scope, hit).add
-
-    def _call_child(self, tool: str, status: str, scope: str, hit: str = "") -> _Calls:
-        label = self._tool(tool)
-        key = (
-            label,
-            status if status in schema.STATUSES else schema.OTHER,
-            scope if scope in schema.SCOPES else schema.OTHER,
-            hit and self._state(hit),
-        )
-        child = self._calls.setdefault(key, _Calls(self._lock))
-        if label != schema.OTHER and key[1:] == (status, scope, ""):
-            self._quick[(tool, status, scope)] = child
-        return child
-
-    def _add(self, metric: schema.Metric, *labels: str, amount: float = 1.0) -> None:
+    def _add(self, metric: schema.Metric, amount: float, *labels: str) -> None:
         series = self._series[metric.name]
         with self._lock:
             series[labels] = series.get(labels, 0.0) + amount
@@ -93,47 +68,6 @@ class BuiltinMetrics:
     def _set(self, metric: schema.Metric, value: float, *labels: str) -> None:
         with self._lock:
             self._series[metric.name][labels] = value
-
-    def retried(self, tool: str, reason: str) -> None:
-        self._add(schema.RETRIES, self._tool(tool), self._code(reason))
-
-    def hit(self, tool: str, state: str) -> None:
-        self._add(schema.HITS, self._tool(tool), self._state(state))
-
-    def undone(self, tool: str, state: str) -> None:
-        self._add(schema.UNDOS, self._tool(tool), self._state(state))
-
-    def breaker(self, key: str, before: str, after: str) -> None:
-        tool = self._tool(schema.tool_of_breaker(key))
-        self._add(schema.TRANSITIONS, tool, before, after)
-        for state in schema.BREAKER_STATES:
-            self._set(schema.BREAKER, float(state == after), tool, state)
-
-    def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
-        label = self._tool(tool)
-        self._scopes[tool] = scope
-        self._set(schema.INFO, 1.0, label, effect or "unset")
-        for state in schema.FIRST_HITS:
-            self._add(schema.HITS, label, state, amount=0.0)
-        for before, after in schema.FIRST_TRANSITIONS:
-            self._add(schema.TRANSITIONS, label, before, after, amount=0.0)
-        for state, seconds in ttl_s.items():
-            self._set(schema.TTL, seconds, label, state)
-
-    def dedupe(self, counts: schema.Counts) -> None:
-        """Take the numbers of claim records by tool and state."""
-        for metric, values in schema.of_claims(counts, self._scopes).items():
-            self.sampled(metric, values)
-
-    def sampled(self, metric: schema.Metric, values: schema.Values) -> None:
-        """Set a gauge; labels that are no longer named are 0."""
-        fresh = schema.labelled(values, metric, self._tool)
-        with self._lock:
-            self._series[metric.name] = {**dict.fromkeys(self._series[metric.name], 0.0), **fresh}
-
-    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
-        """The generic port, for whoever has events and no direct line."""
-        schema.count(self, event, fields)
 
     def render(self) -> str:
         """All metrics in the text format 0.0.4."""

@@ -259,7 +259,7 @@ class OtelListener:
         return clean
 
 
-class OtelMetrics:
+class OtelMetrics(schema.Counter):
     """Counts into the meters of a provider.
 
     Names have no ``_total`` and no unit: an exporter to Prometheus adds the one and would add the other, so what is
@@ -271,73 +271,25 @@ class OtelMetrics:
 
         meter = metrics.get_meter("antiphon", __version__, provider)
         self._instruments = {metric.name: _make(meter, metric, prefix) for metric in schema.METRICS}
-        self._tool = schema.Labels(schema.MAX_TOOLS, clean)
-        self._code = schema.Labels(schema.MAX_CODES, clean)
-        self._quick: dict[tuple[str, str, str], Callable[[float], None]] = {}
-        self._scopes: dict[str, str] = {}
-        self._sampled: dict[str, set[tuple[str, ...]]] = {}
+        super().__init__(schema.MAX_TOOLS, clean)
 
-    def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
-        """Count a call and its duration."""
-        (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
-
-    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
-        """:meth:`call_ended` for one tool, status and scope: its attributes are put together once."""
-        label = self._tool(tool)
+    def _ended(self, tool: str, status: str, scope: str, hit: str) -> Callable[[float], None]:
         add, record = self._instruments[schema.CALLS.name].add, self._instruments[schema.DURATION.name].record
-        counted, timed = {"tool": label, "status": status, "scope": scope}, {"tool": label, "status": status}
+        counted, timed = {"tool": tool, "status": status, "scope": scope}, {"tool": tool, "status": status}
 
         def ended(duration_ms: float) -> None:
             add(1, counted)
             record(duration_ms, timed)
             if hit:
-                self.hit(tool, hit)
+                self._add(schema.HITS, 1, tool, hit)
 
-        if not hit and label != schema.OTHER and status in schema.STATUSES and scope in schema.SCOPES:
-            self._quick[(tool, status, scope)] = ended
         return ended
 
-    def retried(self, tool: str, reason: str) -> None:
-        """Count a repeated attempt."""
-        self._instruments[schema.RETRIES.name].add(1, {"tool": self._tool(tool), "reason": self._code(reason)})
+    def _add(self, metric: schema.Metric, amount: float, *labels: str) -> None:
+        self._instruments[metric.name].add(amount, dict(zip(metric.labels, labels, strict=True)))
 
-    def hit(self, tool: str, state: str) -> None:
-        """Count a call that a record answered."""
-        self._instruments[schema.HITS.name].add(1, {"tool": self._tool(tool), "state": self._code(state)})
-
-    def undone(self, tool: str, state: str) -> None:
-        """Count what came of undoing a write."""
-        self._instruments[schema.UNDOS.name].add(1, {"tool": self._tool(tool), "state": self._code(state)})
-
-    def breaker(self, key: str, before: str, after: str) -> None:
-        """Count a change of a breaker's state."""
-        tool = self._tool(schema.tool_of_breaker(key))
-        self._instruments[schema.TRANSITIONS.name].add(1, {"tool": tool, "from_state": before, "to_state": after})
-        for state in schema.BREAKER_STATES:
-            self._instruments[schema.BREAKER.name].set(float(state == after), {"tool": tool, "state": state})
-
-    def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
-        """Take note of a tool that was registered."""
-        label = self._tool(tool)
-        self._scopes[tool] = scope
-        self._instruments[schema.INFO.name].set(1.0, {"tool": label, "effect": effect or "unset"})
-        for state in schema.FIRST_HITS:
-            self._instruments[schema.HITS.name].add(0, {"tool": label, "state": state})
-        for state, seconds in ttl_s.items():
-            self._instruments[schema.TTL.name].set(seconds, {"tool": label, "state": state})
-
-    def dedupe(self, counts: schema.Counts) -> None:
-        """Take the numbers of claim records by tool and state."""
-        for metric, values in schema.of_claims(counts, self._scopes).items():
-            self.sampled(metric, values)
-
-    def sampled(self, metric: schema.Metric, values: schema.Values) -> None:
-        """Set a gauge; labels that are no longer named are 0."""
-        known = self._sampled.setdefault(metric.name, set())
-        fresh = schema.labelled(values, metric, self._tool)
-        for labels in (*known.difference(fresh), *fresh):
-            self._instruments[metric.name].set(fresh.get(labels, 0.0), dict(zip(metric.labels, labels, strict=True)))
-        known.update(fresh)
+    def _set(self, metric: schema.Metric, value: float, *labels: str) -> None:
+        self._instruments[metric.name].set(value, dict(zip(metric.labels, labels, strict=True)))
 
 
 def _make(meter: Meter, metric: schema.Metric, prefix: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -102,7 +102,7 @@ class _Shared:
         metric.collect = collect_all
 
 
-class PrometheusListener:
+class PrometheusListener(schema.Counter):
     """Counts into *registry* (the process-wide one if none is given); children are looked up once.
 
     ``prefix="openclaw"`` gives exactly the document's names. Two listeners on one registry share their metrics.
@@ -129,84 +129,16 @@ class PrometheusListener:
             self._shared = by_prefix[prefix]
         self._metrics = self._shared.metrics
         self.prefix = prefix
-        self._tool = schema.Labels(max_tools, clean)
-        self._code = schema.Labels(schema.MAX_CODES, clean)
-        self._state = schema.Labels(schema.MAX_CODES, clean)
-        self._quick: dict[tuple[str, str, str], Callable[[float], None]] = {}
-        self._counters: dict[tuple[str, str, str], Callable[[], None]] = {}
-        self._scopes: dict[str, str] = {}
-        self._sampled: dict[str, set[tuple[str, ...]]] = {}
+        super().__init__(max_tools, clean)
 
-    def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
-        """Count a call and its duration."""
-        (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
+    def _ended(self, tool: str, status: str, scope: str, hit: str) -> Callable[[float], None]:
+        return self._shared.calls(tool, status, scope, hit)
 
-    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
-        """:meth:`call_ended` for one tool, status and scope: found once, to be called often."""
-        label = self._tool(tool)
-        shown = status if status in schema.STATUSES else schema.OTHER
-        place = scope if scope in schema.SCOPES else schema.OTHER
-        ended = self._shared.calls(label, shown, place, hit and self._state(hit))
-        if not hit and label != schema.OTHER and (shown, place) == (status, scope):
-            self._quick[(tool, status, scope)] = ended
-        return ended
+    def _add(self, metric: schema.Metric, amount: float, *labels: str) -> None:
+        self._metrics[metric.name].labels(*labels).inc(amount)
 
-    def retried(self, tool: str, reason: str) -> None:
-        """Count a repeated attempt."""
-        (self._counters.get((schema.RETRIES.name, tool, reason)) or self._counter(schema.RETRIES, tool, reason))()
-
-    def hit(self, tool: str, state: str) -> None:
-        """Count a call that a record answered."""
-        (self._counters.get((schema.HITS.name, tool, state)) or self._counter(schema.HITS, tool, state))()
-
-    def undone(self, tool: str, state: str) -> None:
-        """Count what came of undoing a write."""
-        (self._counters.get((schema.UNDOS.name, tool, state)) or self._counter(schema.UNDOS, tool, state))()
-
-    def _counter(self, metric: schema.Metric, tool: str, second: str) -> Callable[[], None]:
-        labels = (self._tool(tool), (self._code if metric is schema.RETRIES else self._state)(second))
-        add: Callable[[], None] = self._metrics[metric.name].labels(*labels).inc
-        if schema.OTHER not in labels:
-            self._counters[(metric.name, tool, second)] = add
-        return add
-
-    def breaker(self, key: str, before: str, after: str) -> None:
-        """Count a change of a breaker's state."""
-        tool = self._tool(schema.tool_of_breaker(key))
-        self._metrics[schema.TRANSITIONS.name].labels(tool, before, after).inc()
-        for state in schema.BREAKER_STATES:
-            self._metrics[schema.BREAKER.name].labels(tool, state).set(float(state == after))
-
-    def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
-        """Take note of a tool that was registered."""
-        label = self._tool(tool)
-        self._scopes[tool] = scope
-        self._metrics[schema.INFO.name].labels(label, effect or "unset").set(1)
-        for state in schema.FIRST_HITS:
-            self._metrics[schema.HITS.name].labels(label, state)
-        for before, after in schema.FIRST_TRANSITIONS:
-            self._metrics[schema.TRANSITIONS.name].labels(label, before, after)
-        for state, seconds in ttl_s.items():
-            self._metrics[schema.TTL.name].labels(label, state).set(seconds)
-
-    def dedupe(self, counts: schema.Counts) -> None:
-        """Take the numbers of claim records by tool and state."""
-        for metric, values in schema.of_claims(counts, self._scopes).items():
-            self.sampled(metric, values)
-
-    def sampled(self, metric: schema.Metric, values: schema.Values) -> None:
-        """Set a gauge; labels that are no longer named are 0."""
-        known = self._sampled.setdefault(metric.name, set())
-        fresh = schema.labelled(values, metric, self._tool)
-        for labels in known.difference(fresh):
-            self._metrics[metric.name].labels(*labels).set(0)
-        for labels, value in fresh.items():
-            self._metrics[metric.name].labels(*labels).set(value)
-        known.update(fresh)
-
-    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
-        """The generic port, for whoever has events and no direct line."""
-        schema.count(self, event, fields)
+    def _set(self, metric: schema.Metric, value: float, *labels: str) -> None:
+        self._metrics[metric.name].labels(*labels).set(value)
 
     def render(self) -> str:
         """Everything in the registry, in the text format; in multi-process mode, of all processes that share it."""
