@@ -220,7 +220,7 @@ class Server:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while any(map(_lives, children)) and time.monotonic() < deadline:  # they hold what the next start needs
             time.sleep(0.01)
 

@@ -41,7 +41,7 @@ def test_a_killed_session_leaves_no_server(tmp_path: Path) -> None:
     assert _answers(address)
     owner.kill()
     owner.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _answers(address) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _answers(address)

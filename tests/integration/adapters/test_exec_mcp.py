@@ -49,7 +49,7 @@ class Desk:
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self._server.started and time.monotonic() < deadline:
             time.sleep(0.02)
 

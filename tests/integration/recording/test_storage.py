@@ -306,7 +306,7 @@ def test_large_payloads_in_the_bucket(cut: tuple[FaultProxy, S3Access], home: Pa
     with app.run("large") as run:
         run.prompt("before", text)
     blobs: Any = app.blobs
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while blobs.outbox.status().pending:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -80,7 +80,7 @@ def _serve(config: str, port: int, tmp_path: Path) -> subprocess.Popen[str]:
 
 
 def _wait(url: str) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         try:
             if httpx.get(f"{url}/readyz", timeout=1).status_code == 200:

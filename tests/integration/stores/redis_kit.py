@@ -113,7 +113,7 @@ async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
         await asyncio.sleep(0.005)
 
 
-def until_sync(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+def until_sync(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait for something another thread or process does."""
     limit = time.monotonic() + seconds
     while not condition():

@@ -233,7 +233,7 @@ def test_settling_moves_no_index_entry(postgres_database: str) -> None:
     journal.close()
     time.sleep(0.1)
     stats = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %s AND schemaname = 'antiphon'"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     for table, least in (("claims", 0.9), ("runs", 0.9)):
         while not (found := look(postgres_database, stats, table)[0])[0] and time.monotonic() < deadline:
             time.sleep(0.1)
