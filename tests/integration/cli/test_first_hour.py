@@ -184,7 +184,7 @@ def main():
 
 LISTS = {
     "approvals list": ("STATE", {"waiting"}),
-    "claims list": ("STATE", {"done", "unknown", "failed"}),
+    "claims list": ("STATE", {"done", "unknown", "approval waiting"}),
     "claims resolve --reconcile --entry desk.py --dry-run": ("RECONCILE SAYS", {"unknown"}),
     "breakers list": ("STATE", {"FORCED_OPEN"}),
     "apikeys list": ("STATE", {"revoked", ""}),
