@@ -45,7 +45,7 @@ class Child:
         self.overdue: float | None = None
         self.left: dict[tuple[str, str], dict[str, Any]] = {}
         """What its replays have not done yet and their recordings did after their end, by run and lane."""
-        self.cuts_off = False
+        self.cuts_off: bool = False
         """Whether work went on that its end has cut off."""
         self._rest = b""
 

@@ -23,7 +23,7 @@ from antiphon.errors import InvalidInput, missing_extra
 from antiphon.ops.app import Antiphon
 from antiphon.ops.cells import HELD, Row, Work, perform, perform_in_engine
 
-log = logging.getLogger("antiphon.matrix")
+log: logging.Logger = logging.getLogger("antiphon.matrix")
 
 ATTEMPTS = 3
 """A cell is a bad row when so many workers ended that had this cell alone."""

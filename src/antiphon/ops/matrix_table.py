@@ -105,7 +105,7 @@ class Table:
         self._file: Any = None
         self._lock: Any = None
         self._has_bad = False
-        self.is_resumed = False
+        self.is_resumed: bool = False
         """Whether an earlier start of the matrix was interrupted, or ended without all of its cells."""
 
     def __enter__(self) -> Table:

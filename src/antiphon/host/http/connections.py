@@ -246,7 +246,7 @@ class LimitedProtocol(HttpToolsProtocol):
         The parser would take its body for that protocol: another one is told how long it is.
         """
         self._declines = True
-        self.parser = httptools.HttpRequestParser(self)
+        self.parser: Any = httptools.HttpRequestParser(self)
         lines = [b"%b: %b\r\n" % header for header in self.scope["headers"] if header[0] in _FRAMING]
         self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *lines, b"\r\n"]))
         self._declines = False
