@@ -120,11 +120,14 @@ def test_every_store_is_left_the_same(watched: bool, store: Store, tmp_path: Pat
 def test_a_store_that_fails_before_the_call_fails_closed(store: Store) -> None:
     ran: list[int] = []
     asked: list[int] = []
+    gone, told = True, 0
 
     def begin(journal: SyncJournal, request: ClaimRequest, *events: Any) -> Begun:
-        if ran:
+        nonlocal told
+        if ran and gone:
             asked.append(threading.get_ident())
             raise StoreUnavailable("gone")
+        told += 1
         return journal.begin(request, *events)
 
     with antiphon.Gateway(store=Tampered(store, begin=begin), config=QUIET) as gateway:
@@ -141,6 +144,8 @@ def test_a_store_that_fails_before_the_call_fails_closed(store: Store) -> None:
     assert asked.count(threading.get_ident()) == 1, "an outage is not waited for twice"
     assert len(asked) < 12, "whether a claim was made all the same is asked less and less often"
     assert [record["state"] for record in _left_behind(store)] == ["done"]
+    gone = False
+    until(lambda: told == 2, "the thread of the process asks until it is told")
 
 
 async def test_in_asyncio_a_store_that_fails_before_the_call_fails_closed(store: Store) -> None:
@@ -192,6 +197,10 @@ def test_a_store_that_fails_after_the_call_is_tried_again(failures: int, store: 
     assert states == (["done", "done"] if failures == 2 else ["done", "inflight"])
     assert (tries == 3) if failures == 2 else (2 <= tries < 12), tries
     left = 0
+    until(
+        lambda: [record["state"] for record in _left_behind(store)] == ["done", "done"],
+        "the thread outlives its gateway",
+    )
 
 
 async def test_in_asyncio_a_store_that_fails_after_the_call_is_tried_again(store: Store) -> None:

@@ -36,20 +36,25 @@ def claim(journal: SyncJournal, key: str, **changes: Any) -> int:
 @pytest.fixture(autouse=True)
 def no_listener_is_left() -> Iterator[None]:
     """Every test closes its journals, and the last one to leave hangs up."""
+
+    def listening() -> int:
+        return sum(thread.name == "antiphon-postgres-listener" for thread in threading.enumerate())
+
+    known, threads = set(wait_module._subscribers), listening()
     yield
-    assert not wait_module._subscribers
-    name = "antiphon-postgres-listener"
-    eventually(lambda: name not in {thread.name for thread in threading.enumerate()})
+    assert wait_module._subscribers.keys() <= known
+    eventually(lambda: listening() <= threads)
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements sent from now on."""
+def reads(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements sent to the database of the test from now on; threads of other tests may look at theirs."""
     sent: list[str] = []
     attempts = Engine._attempts
 
     async def counted(self: Engine, name: str, *rest: Any) -> Any:
-        sent.append(name)
+        if self.options.dsn == postgres_database:
+            sent.append(name)
         return await attempts(self, name, *rest)
 
     monkeypatch.setattr(Engine, "_attempts", counted)
