@@ -16,9 +16,11 @@ import logging
 import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from typing import Any, cast
 
 log = logging.getLogger("antiphon")
 
@@ -130,15 +132,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-_collector = 0
-"""The thread in which the garbage collector runs at the moment."""
+_phases: OrderedDict[str, None] = OrderedDict(start=None, stop=None)
+"""The phases of the garbage collector, the latest one last."""
 _left: SimpleQueue[Callable[[], object]] = SimpleQueue()
 _finisher = Daemon("antiphon-finish")
-
-
-def _noticed(phase: str, _info: object) -> None:
-    global _collector
-    _collector = threading.get_ident() if phase == "start" else 0
 
 
 def expect_collection() -> None:
@@ -147,8 +144,8 @@ def expect_collection() -> None:
 
 
 def outside_collection(work: Callable[[], object]) -> None:
-    """Do *work* of a finalizer: at once, or on another thread if the garbage collector calls."""
-    if _collector == threading.get_ident():
+    """Do *work* of a finalizer: at once, or on another thread while the garbage collector runs."""
+    if list(_phases)[-1] == "start":  # read in one go: the collector may come at any moment
         _left.put(work)
     else:
         work()
@@ -172,5 +169,6 @@ def _finish(work: Callable[[], object]) -> None:
         log.exception("what the garbage collector found could not be ended")
 
 
-gc.callbacks.append(_noticed)
+# Called as move_to_end(phase, info). It is no Python function because an interrupt that comes in one is lost.
+gc.callbacks.append(cast(Any, _phases.move_to_end))
 atexit.register(_finish_left)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -120,3 +122,17 @@ def test_work_that_is_left_while_the_thread_leaves_is_done() -> None:
     machine.desk.append(1)
     machine.daemon.start(work)
     assert machine.until_done(2)
+
+
+def test_an_interrupt_that_comes_as_the_collector_starts_is_raised() -> None:
+    program = """
+import _thread, gc, operator
+import antiphon._daemon
+assert gc.callbacks
+try:
+    list(map(operator.call, [_thread.interrupt_main, gc.collect]))  # no bytecode in between
+except KeyboardInterrupt:
+    print("raised")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("raised\n", "")
