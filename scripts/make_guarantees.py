@@ -43,7 +43,7 @@ _FAULTS = (
     ("clock stepped", "workers' wall clock set forward or back beyond a lease, and back"),
     ("slot moved", "slot moved to another node while it is used"),
     ("bucket away", "bucket's server killed and started again"),
-    ("server failed over", "fail-over to a replica that lags half a second"),
+    ("server failed over", "failover to a replica that lags half a second"),
     ("writes lost", "confirmed writes lost"),
 )
 

@@ -61,7 +61,7 @@ PLANTED = {
     "effect-counted-twice": Planted("an effect happens twice", "sqlite"),
     "store-failure-ignored": Planted("a write is made although the store could not take its claim", "sqlite"),
     "slot-without-its-keys": Planted("a slot moves to another node and its claims do not", "redis-cluster"),
-    "loss-unreported": Planted("a fail-over loses claims, and nothing says which", "redis-failover"),
+    "loss-unreported": Planted("a failover loses claims, and nothing says which", "redis-failover"),
     "upload-forgotten": Planted("a recording that waits for the bucket is thrown away", "bucket"),
 }
 

@@ -129,7 +129,7 @@ class RedisClaims(RedisLog):
         return schema.CLAIM.call(5, *keys, place, *values, *mark)
 
     async def _claim_and_wait(self, key: str, nonce: str, words: Words, wanted: int) -> Any:
-        """A claim counts only when enough replicas have it: a fail-over then cannot forget it (fail closed)."""
+        """A claim counts only when enough replicas have it: a failover then cannot forget it (fail closed)."""
         reply, confirmed = await self._client.execute_and_wait(words, wanted, self._wait_ms)
         if confirmed >= wanted or not _won(reply):
             return reply

@@ -37,7 +37,7 @@ _LOST = (redis.ConnectionError, redis.TimeoutError, OSError, RedisClusterExcepti
 """No reply: the command may have been executed."""
 
 _TRANSIENT: Final = ("LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY ", "READONLY", "NOREPLICAS")
-"""Replies that a fail-over, a start or a moved slot makes go away: the command is retried."""
+"""Replies that a failover, a start or a moved slot makes go away: the command is retried."""
 _ON_THE_MOVE: Final = (AskError, ClusterError)
 """A slot between two servers: redirections that redis-py followed until it gave up were never executed."""
 
