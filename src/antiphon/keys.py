@@ -392,7 +392,8 @@ class ParamsRule:
         self._insensitive: frozenset[str] = frozenset(spec.insensitive) if spec is not None else frozenset()
         self._everywhere = spec is not None and spec.effect == "read"
         self._squeezes = self._everywhere or bool(self._insensitive)
-        volatile = (VOLATILE | set(spec.volatile) if spec is not None else VOLATILE) - self._exact | set(ignore)
+        given = (VOLATILE | set(spec.volatile) if spec is not None else VOLATILE) - self._exact | set(ignore)
+        volatile = frozenset(path.removeprefix("$.") for path in given)
         self._names = frozenset(name for name in volatile if "." not in name)
         more = self._squeezes or self._serialisers or any("." in name for name in volatile)
         self.only_leaves_out: frozenset[str] | None = None if more else self._names

@@ -19,11 +19,12 @@ from antiphon.contract.spec import DidNotHappen
 class Point:
     """Whether one attempt has passed it. Who is first decides: the tool that passes, or the gateway that gives up."""
 
-    __slots__ = ("_closed", "_lock", "passed")
+    __slots__ = ("_closed", "_entered_elsewhere", "_lock", "passed")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._closed = False
+        self._entered_elsewhere = _entered_elsewhere
         self.passed: bool = False
 
     def pass_by(self) -> None:
@@ -34,12 +35,14 @@ class Point:
             self.passed = True
 
     def close(self) -> bool:
-        """Nobody passes from now on; whether nobody has."""
+        """Nobody passes from now on; whether nobody has, also not on a thread that does not know of this attempt."""
         with self._lock:
             self._closed = True
-            return not self.passed
+            return not self.passed and self._entered_elsewhere == _entered_elsewhere
 
 
+_entered_elsewhere = 0
+"""How often an effect began outside any attempt: it may be that of a tool which started a thread."""
 point: ContextVar[Point | None] = ContextVar("antiphon_point", default=None)
 
 
@@ -49,8 +52,11 @@ class Effect:
     __slots__ = ()
 
     def __enter__(self) -> None:
+        global _entered_elsewhere
         ahead = point.get()
-        if ahead is not None:
+        if ahead is None:
+            _entered_elsewhere += 1
+        else:
             ahead.pass_by()
 
     def __exit__(self, *exc: object) -> None:
@@ -65,7 +71,8 @@ def effect() -> Effect:
 
     An exception that the tool raises before it enters the block says that nothing has happened: the key is free, and
     a call that timed out before it never enters it. An exception inside or after it leaves the outcome unknown.
-    Outside a tool call it does nothing. Write it in the tool, or in a function of its module that the tool calls.
+    Outside a tool call it does nothing. Write it in the tool, or in a function of its module that the tool calls, and
+    enter it on the thread that runs the tool.
 
     >>> with effect():
     ...     "charge the card"
@@ -88,15 +95,24 @@ def has_point(function: Callable[..., Any]) -> bool:
         for code in _with_nested(found.__code__):
             if _mentions(code, found):
                 return True
-            names = (found.__globals__.get(name) for name in code.co_names)
             pending.extend(
                 other
-                for other in names
+                for other in map(found.__globals__.get, _called(code))
                 if isinstance(other, FunctionType)
                 and other.__module__ == found.__module__
                 and not hasattr(other, "__wrapped__")
             )
     return False
+
+
+def _called(code: CodeType) -> Iterator[str]:
+    """The globals that *code* calls. One that it only names may run on another thread, or never."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+    for number, step in enumerate(steps):
+        if step.opname == "LOAD_GLOBAL":
+            beside = (steps[number - 1].opname, steps[number + 1].opname)
+            if (step.arg or 0) & 1 or "PUSH_NULL" in beside:  # f(…), f(*…)
+                yield step.argval
 
 
 def _layers(function: Any) -> Iterator[FunctionType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import keyword
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from antiphon.errors import InvalidInput, class_name
 
 Kind = Literal["sync", "async", "generator", "async_generator"]
 BIND = "Register the bound one, below the class: gateway.tool(idempotent=...)(thing.method)."
+_OPTIONAL = re.compile(r"^(?:typing\.)?Optional\[(.*)\]$")
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -205,7 +207,10 @@ class Tool:
         params = dict(bound.arguments)
         for parameter in signature.parameters.values():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                params.update(params.pop(parameter.name))
+                more = params.pop(parameter.name)
+                if both := params.keys() & more.keys():
+                    raise InvalidInput(f"{self.full_name} is given two values named {min(both)!r}.")
+                params.update(more)
             elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
                 params[parameter.name] = list(params[parameter.name])
         return params
@@ -221,18 +226,30 @@ class Tool:
             return self.function(**params, **extra) if extra else self.function(**params)
         args: list[Any] = []
         rest = {**params, **(extra or {})}
-        for parameter in self.signature.parameters.values():
-            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.name in rest:
-                args.append(rest.pop(parameter.name))
-            elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                before = [
-                    p.name
-                    for p in self.signature.parameters.values()
-                    if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-                ]
-                args.extend(rest.pop(name) for name in before if name in rest)
-                args.extend(rest.pop(parameter.name, ()))
+        for parameter in _by_position(self.signature, rest):
+            if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                args.extend(rest.pop(parameter.name))
+            else:
+                args.append(rest.pop(parameter.name, parameter.default))
         return self.function(*args, **rest)
+
+
+def _by_position(signature: inspect.Signature, given: dict[str, Any]) -> list[inspect.Parameter]:
+    """The parameters that must be passed by position: up to the last given one that has no other way."""
+    found: list[inspect.Parameter] = []
+    until = 0
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            found.append(parameter)
+            until = len(found) if given.setdefault(parameter.name, ()) else until
+        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            found.append(parameter)
+            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.name in given:
+                until = len(found)
+    for parameter in found[until:]:
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            del given[parameter.name]
+    return found[:until]
 
 
 def _key_function(spec: ToolSpec, accepts: frozenset[str] | None) -> Callable[[dict[str, Any]], Any] | None:
@@ -399,8 +416,15 @@ def _context_param(signature: inspect.Signature | None) -> str | None:
 
 
 def _is_context(parameter: inspect.Parameter) -> bool:
+    """Whether it is annotated as ``CallContext``, or as one that may be ``None``."""
     annotation = parameter.annotation
-    return annotation is CallContext or (isinstance(annotation, str) and annotation.split(".")[-1] == "CallContext")
+    if isinstance(annotation, str):
+        parts = _OPTIONAL.sub(r"\1", annotation).split("|")
+        return any(part.strip().split(".")[-1] == "CallContext" for part in parts)
+    inner = set(getattr(annotation, "__args__", ()))
+    if hasattr(annotation, "__metadata__"):  # Annotated
+        return inner == {CallContext}
+    return annotation is CallContext or inner == {CallContext, type(None)}
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -277,3 +277,52 @@ def test_without_the_point_the_test_above_would_fail(
         charge("o-1", 500)
     with pytest.raises(IdempotencyConflict):
         charge("o-1", 400)
+
+
+class Client:
+    """Its method has the name of a function that says where its effect begins."""
+
+    def helper(self) -> None:
+        raise TimeoutError("sent, no answer")
+
+
+def by_attribute_of_another(client: Client) -> None:
+    client.helper()
+
+
+def named_only(order: str) -> object:
+    return helper
+
+
+def called_with_parts(*parts: Any) -> None:
+    helper(*parts)
+
+
+def test_only_a_function_that_the_tool_calls_says_where_its_effect_begins() -> None:
+    assert not has_point(by_attribute_of_another)
+    assert not has_point(named_only)
+    assert has_point(called_with_parts)
+
+
+def test_an_effect_on_a_thread_of_the_tool_is_not_repeated(gateway: antiphon.Gateway) -> None:
+    sent: list[str] = []
+
+    def send(order: str) -> None:
+        with antiphon.effect():
+            sent.append(order)
+
+    @gateway.tool(idempotent=False, key="order")
+    def charge(order: str) -> None:
+        thread = threading.Thread(target=send, args=(order,))
+        thread.start()
+        thread.join()
+        if not sent:
+            with antiphon.effect():
+                sent.append("here")
+        raise TimeoutError("no answer")
+
+    with pytest.raises(TimeoutError):
+        charge("o-1")
+    with pytest.raises(OutcomeUnknown):
+        charge("o-1")
+    assert sent == ["o-1"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any
+from typing import Annotated, Any, Optional
 
 import pytest
 
+from antiphon._gateway.context import CallContext
 from antiphon.contract.spec import RetryPolicy, ToolSpec
 from antiphon.errors import InvalidInput, StoreUnavailable
 from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig
@@ -277,3 +278,47 @@ def test_policies_may_be_written_as_mappings() -> None:
     ):
         with pytest.raises(InvalidInput, match=says):
             rig.tool(name="other", idempotent=True, retry=wrong)
+
+
+def test_named_parameters_reach_the_places_that_have_no_name() -> None:
+    rig = Rig()
+
+    @rig.gateway.tool(idempotent=True)
+    def transfer(src: str = "main", dst: str = "savings", /) -> str:
+        return f"{src}->{dst}"
+
+    @rig.gateway.tool(idempotent=True)
+    def several(a: int, b: int = 2, *rest: int) -> list[Any]:
+        return [a, b, *rest]
+
+    turn = rig.gateway.session("s").turn()
+    assert turn.call("transfer", {"dst": "ada"}, call_id="1").content == "main->ada"
+    assert turn.call("several", {"a": 1, "rest": [9]}, call_id="2").content == [1, 2, 9]
+    assert turn.call("several", {"a": 1}, call_id="3").content == [1, 2]
+    assert several(1, 3, 9) == [1, 3, 9]
+
+
+def test_two_values_of_one_name_are_refused() -> None:
+    @Rig().gateway.tool(idempotent=False, key="a")
+    def pay(a: str, /, **more: str) -> str:
+        raise AssertionError
+
+    with pytest.raises(InvalidInput, match="two values named 'a'"):
+        pay("real", a="fake")
+
+
+@pytest.mark.parametrize("quoted", [False, True])
+def test_a_context_that_may_be_none_is_given(quoted: bool) -> None:
+    rig = Rig()
+    kinds: list[Any] = [CallContext | None, Optional[CallContext], Annotated[CallContext, "mine"]]  # noqa: UP045
+    if quoted:
+        kinds = ["CallContext | None", "antiphon.CallContext | None", "Optional[CallContext]"]
+    for number, kind in enumerate(kinds):
+
+        def charge(cents: int, ctx: Any = None) -> str:
+            return str(ctx.idempotency_key)
+
+        charge.__annotations__["ctx"] = kind
+        name = f"charge{number}"
+        rig.gateway.tool(name, idempotent=False, forward_key=True)(charge)
+        assert rig.gateway.session("s").turn().call(name, {"cents": 1}, call_id=name).content not in ("None", None)

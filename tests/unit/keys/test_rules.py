@@ -365,3 +365,10 @@ def test_turn_arguments_with_other_names(arguments: Any, says: str) -> None:
 
 def test_turn_arguments_in_tuples() -> None:
     assert turn_key_parts("send", {"b": ({"x": 1},), "a": "ü"}) == 'send:{"a": "\\u00fc", "b": [{"x": 1}]}'
+
+
+def test_a_volatile_path_may_begin_at_the_root() -> None:
+    spec = spec_of(volatile=("$.meta.sentAt", "$.at"))
+    first = params_digests({"k": 1, "meta": {"sentAt": 1}, "at": 1}, spec)[0]
+    assert params_digests({"k": 1, "meta": {"sentAt": 2}, "at": 2}, spec)[0] == first
+    assert params_digests({"k": 2, "meta": {"sentAt": 1}, "at": 1}, spec)[0] != first
