@@ -1,7 +1,6 @@
 """Reliable and replayable calls for AI agents.
 
-The front door: every name below is imported when it is first used, so that ``import antiphon`` is cheap
-wherever an agent starts.
+The public API. Every name below is imported on first use, so that ``import antiphon`` stays cheap.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from importlib import import_module
 
 from antiphon._version import __version__
 
-TYPE_CHECKING = False  # type checkers know this name; importing typing would cost more than all the rest
+TYPE_CHECKING = False  # type checkers recognise this name; importing typing would cost more than everything else
 if TYPE_CHECKING:
     from typing import Any
 
@@ -83,7 +82,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, and keep it."""
+    """Import the requested name and cache it."""
     home = _HOMES.get(name)
     if name == "stores":
         return import_module("antiphon.stores")

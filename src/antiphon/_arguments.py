@@ -1,4 +1,4 @@
-"""Arguments of ordinary Python types as JSON with type tags: what keys are made from where plain JSON has no form.
+"""Arguments of ordinary Python types as tagged JSON, from which keys are derived where plain JSON has no form.
 
 | type                                     | written as                                                    |
 |------------------------------------------|---------------------------------------------------------------|
@@ -13,9 +13,9 @@
 | dataclass, msgspec, pydantic, attrs      | ``{"$object": [class, fields]}``                              |
 | NumPy scalars                            | as the Python value; times ``{"$numpy": [dtype, text]}``      |
 | integers beyond ±(2^53−1)                | ``{"$int": "…"}``                                             |
-| a mapping with names that are no text    | ``{"$items": [[name, value], …]}``                            |
+| a mapping with keys that are not strings | ``{"$items": [[name, value], …]}``                            |
 
-A tuple is a list, as in JSON. An object of the caller's that looks like a tag is wrapped in ``{"$literal": …}``.
+A tuple is written as a list, as in JSON. A caller's object that looks like a tag is wrapped in ``{"$literal": …}``.
 Equal values have equal forms, and values of different types have different ones. NaN and infinity have none.
 """
 
@@ -41,7 +41,7 @@ _HINT = "Pass its data instead, or declare how it is written: serialisers={%r: f
 
 
 class _NoForm(Exception):
-    """A value that cannot be written; collects the path while it travels up."""
+    """A value that has no JSON form; collects the path as it propagates."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -50,17 +50,17 @@ class _NoForm(Exception):
 
 
 class Unwritable(Exception):
-    """The value is nested too deep, too large, contains itself, or is no object: canonical JSON has said so."""
+    """Canonical JSON rejected the value: nested too deeply, too large, contains itself, or is not an object."""
 
 
 def written(params: Mapping[str, Any], left_out: frozenset[str] = frozenset()) -> tuple[dict[str, Any], bool]:
-    """The parameters in JSON's own types, and whether tags stand for some; :class:`CanonicalError` names one without.
+    """The parameters as JSON types, and whether any is tagged; :class:`CanonicalError` names one without a form.
 
-    A parameter in *left_out* is no part of the intent: if it has no form, the name of its class stands for it.
+    A parameter in *left_out* is not part of the intent: if it has no form, its class name replaces it.
     """
     writer = _Writer(escape=True)
     fields = _written(params, left_out, writer)
-    if writer.tags == 0 and writer.escaped:  # all of it has turned out plain, so nothing can be taken for a tag
+    if writer.tags == 0 and writer.escaped:  # everything was plain, so nothing can be mistaken for a tag
         fields = _written(params, left_out, _Writer(escape=False))
     return fields, writer.tags > 0
 
@@ -84,7 +84,7 @@ def _written(params: Mapping[str, Any], left_out: frozenset[str], writer: _Write
 
 
 def serialised(params: Mapping[str, Any], serialisers: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    """The parameters, those with a serialiser as it writes them."""
+    """The parameters, with each serialiser applied to its own."""
     fields = dict(params)
     for name, write in serialisers.items():
         if name not in fields:
@@ -100,7 +100,7 @@ def serialised(params: Mapping[str, Any], serialisers: Mapping[str, Callable[[An
 
 
 class _Writer:
-    """Writes values, and counts them: what is shared counts each time."""
+    """Writes values and counts them; a shared value counts each time."""
 
     __slots__ = ("_escape", "_left", "escaped", "tags")
 
@@ -136,7 +136,7 @@ class _Writer:
         return self._typed(value, depth)
 
     def _typed(self, value: Any, depth: int) -> Any:
-        """A value that JSON has no form for."""
+        """Write a value for which JSON has no form."""
         if isinstance(value, (set, frozenset)):
             members = sorted((self.write(item, depth + 2) for item in value), key=canonical_json)
             return self.tagged({"$set": members})
@@ -207,7 +207,7 @@ def _datetime(value: datetime) -> dict[str, str]:
 
 
 def time_text(value: time) -> str:
-    """A time of day, with the name of a zone whose distance from UTC is not known without a date."""
+    """A time of day, with the name of a zone whose UTC offset is not known without a date."""
     named = value.tzinfo is not None and value.utcoffset() is None
     return f"{value.isoformat()}[{value.tzinfo}]" if named else value.isoformat()
 
@@ -227,7 +227,7 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 
 def field_names(kind: Any) -> Sequence[str] | None:
-    """The fields that a class declares: a dataclass, a model of Pydantic, a struct, a named tuple, a class of attrs."""
+    """The declared fields of a dataclass, Pydantic model, msgspec struct, named tuple or attrs class."""
     if dataclasses.is_dataclass(kind):
         return [field.name for field in dataclasses.fields(kind)]
     known = getattr(kind, "__pydantic_fields__", None)

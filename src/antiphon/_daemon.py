@@ -1,11 +1,12 @@
-"""Threads and signals that an interrupt cannot leave half made.
+"""Threads and events that an interrupt cannot leave half made.
 
-A signal's handler may raise at any call that the main thread makes. Inside of :class:`threading.Event` or
-:meth:`threading.Thread.start` that can leave a lock taken, or a thread that never begins, and whoever comes next waits
-for ever. A :class:`queue.SimpleQueue` has no such moment.
+A signal handler may raise at any call that the main thread makes. Inside :class:`threading.Event` or
+:meth:`threading.Thread.start` that can leave a lock held, or a thread that never starts, and the next caller blocks
+forever. A :class:`queue.SimpleQueue` has no such moment.
 
-The garbage collector interrupts a thread in the same way: it runs finalizers wherever an object is made, inside a lock
-as well. A finalizer that needs a lock of its own leaves its work to another thread (:func:`outside_collection`).
+The garbage collector interrupts a thread in the same way: it runs finalizers wherever an object is allocated, even
+while a lock is held. A finalizer that needs a lock of its own hands its work to another thread
+(:func:`outside_collection`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = logging.getLogger("antiphon")
 
 
 class Signal:
-    """Wakes the one thread that waits for it; being woken resets it."""
+    """An event for one waiting thread; waking the thread resets it."""
 
     __slots__ = ("_queue",)
 
@@ -37,7 +38,7 @@ class Signal:
         self._queue.put(None)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block this thread; whether it was woken."""
+        """Block this thread; return whether it was woken."""
         try:
             self._queue.get(timeout=timeout_s)
         except Empty:
@@ -52,7 +53,7 @@ class Signal:
 
 
 class Latch:
-    """Is set once, and stays so for all who wait."""
+    """An event that is set once and stays set for every waiter."""
 
     __slots__ = ("_is_set", "_queue")
 
@@ -68,18 +69,18 @@ class Latch:
         return self._is_set
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block this thread; whether it is set."""
+        """Block this thread; return whether it is set."""
         if not self._is_set:
             with suppress(Empty):
                 self._queue.get(timeout=timeout_s)
-                self._queue.put(None)  # for the next one
+                self._queue.put(None)  # for the next waiter
         return self._is_set
 
 
 class Daemon:
-    """A thread of which there is one at a time: started by whoever has work for it, ended by itself.
+    """A background thread, at most one at a time: started when there is work, ends by itself.
 
-    It enters itself, so one whose start was interrupted keeps nobody from starting another.
+    The thread registers itself, so an interrupted start does not prevent the next one.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,16 +90,16 @@ class Daemon:
         _all.add(self)
 
     def start(self, work: Callable[[], object]) -> None:
-        """Unless it runs. To be called after the work was left where it looks for it."""
+        """Start the thread unless it is running. Call this after queuing its work."""
         if self.thread is None:
             threading.Thread(target=self._run, args=(work,), name=self._name, daemon=True).start()
 
     def leave_if(self, idle: Callable[[], bool]) -> bool:
-        """Called by the work before it ends: whether there is nothing to do. Later work starts another."""
+        """Called by the work before it ends: whether nothing is left to do. Later work starts another thread."""
         with self._lock:
             if idle():
                 self.thread = None
-                if idle():  # still: whoever left work meanwhile may have seen this thread, and started none
+                if idle():  # check again: work queued in the meantime may have seen this thread and started none
                     return True
                 self.thread = threading.current_thread()
             return False
@@ -139,13 +140,13 @@ _finisher = Daemon("antiphon-finish")
 
 
 def expect_collection() -> None:
-    """Have the thread ready that does what finalizers leave: the collector may come where none can be started."""
+    """Start the thread that runs deferred finalizer work: a collection may happen where no thread can be started."""
     _finisher.start(_finish_all)
 
 
 def outside_collection(work: Callable[[], object]) -> None:
-    """Do *work* of a finalizer: at once, or on another thread while the garbage collector runs."""
-    if list(_phases)[-1] == "start":  # read in one go: the collector may come at any moment
+    """Run a finalizer's *work*: at once, or on another thread while the garbage collector runs."""
+    if list(_phases)[-1] == "start":  # read in one step: a collection may start at any moment
         _left.put(work)
     else:
         work()
@@ -169,6 +170,6 @@ def _finish(work: Callable[[], object]) -> None:
         log.exception("what the garbage collector found could not be ended")
 
 
-# Called as move_to_end(phase, info). It is no Python function because an interrupt that comes in one is lost.
+# Called as move_to_end(phase, info). Not a Python function, because an interrupt that arrives inside one is lost.
 gc.callbacks.append(cast(Any, _phases.move_to_end))
 atexit.register(_finish_left)

@@ -1,4 +1,4 @@
-"""Say where two values differ: field by field, word by word, and which recorded call comes nearest (D15)."""
+"""Shows where two values differ, field by field and word by word, and which recorded call is nearest (D15)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Absent(Enum):
 
 
 ABSENT: Final = Absent.token
-"""Stands where one side has no value at all; ``None`` is a value."""
+"""Marks a side that has no value at all; ``None`` is a value."""
 
 Op = Literal["=", "-", "+"]
 _PLAIN_NAME = re.compile(r"[^\W\d]\w*")
@@ -45,7 +45,7 @@ _NAMES = re.compile(r"""(?<=[.$\]])\.?([^\W\d]\w*)|\[['"](.*?)['"]\]""", re.DOTA
 _PIECES = re.compile(r"\w+|\s+|[^\w\s]")
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 _MAX_WORK = 4_000_000
-"""Products of lengths up to which a text is compared word by word."""
+"""Texts are compared word by word up to this product of their lengths."""
 
 
 class FieldDiff(NamedTuple):
@@ -60,11 +60,11 @@ class FieldDiff(NamedTuple):
 
     @classmethod
     def of(cls, wire: Mapping[str, Any]) -> FieldDiff:
-        """One read from its JSON form."""
+        """Read one from its JSON form."""
         return cls(str(wire.get("path", "?")), wire.get("recorded", ABSENT), wire.get("current", ABSENT))
 
     def shown(self, view: Callable[[Any, str], Any]) -> FieldDiff:
-        """The same for people to see: *view* masks a value by the name that it stands under."""
+        """The same for display: *view* masks a value according to its name."""
         names = [plain or quoted for plain, quoted in _NAMES.findall(self.path)]
         sides = [self.left, self.right]
         for name in names or [""]:
@@ -78,7 +78,7 @@ class FieldDiff(NamedTuple):
 
 
 class Edit(NamedTuple):
-    """A piece of text that both sides have (``=``), or only the left (``-``) or only the right one (``+``)."""
+    """A part of a text that is on both sides (``=``), only on the left (``-``) or only on the right (``+``)."""
 
     op: Op
     text: str
@@ -114,9 +114,9 @@ def same(left: Any, right: Any) -> bool:
 
 
 def diff_values(left: Any, right: Any, *, limit: int | None = None, root: str = "$") -> list[FieldDiff]:
-    """All places where *left* and *right* differ, in the order of the left one; at most *limit* of them.
+    """Return the places where *left* and *right* differ, in the order of *left*; at most *limit* of them.
 
-    Lists are compared without what they share at both ends, so one inserted element is one difference.
+    Lists are compared without their common start and end, so one inserted element is one difference.
 
     >>> [str(d) for d in diff_values({"to": "ann", "n": 1}, {"to": "bob", "n": 1.0, "cc": None})]
     ["$.to: 'ann' -> 'bob'", '$.cc: absent -> None']
@@ -145,7 +145,7 @@ def _field(path: str, name: Any) -> str:
 
 
 def _items(path: str, a: Sequence[Any], b: Sequence[Any]) -> list[tuple[str, Any, Any]]:
-    """Pairs of elements to look at; indexes are those of the longer list."""
+    """Pairs of elements to compare; indexes are those of the longer list."""
     if len(a) == len(b):
         return [(f"{path}[{n}]", x, y) for n, (x, y) in enumerate(zip(a, b, strict=True))]
     shorter = min(len(a), len(b))
@@ -258,7 +258,7 @@ def flatten(value: Any) -> dict[str, Any]:
 
 
 def likeness(a: dict[str, Any], b: dict[str, Any]) -> float:
-    """Equal leaves over all leaves; texts that share words count for a part."""
+    """Equal leaves over all leaves; texts that share words count partially."""
     total = len(a.keys() | b.keys())
     points = 0.0
     for path in a.keys() & b.keys():

@@ -30,12 +30,12 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 AFTER = "cancelledAfterMs"
-"""Where the metadata of a recorded answer say how long its caller waited before it gave up."""
+"""In the metadata of a recorded answer: how long its caller waited before giving up."""
 _PATIENCE_MS = 10_000
 
 
 def was_given_up(error: Mapping[str, Any] | None) -> bool:
-    """Whether a recorded failure is that the caller's task was cancelled, and this one's can be, too."""
+    """Whether a recorded failure is that the caller's task was cancelled, and the current one can be, too."""
     if not error:
         return False
     of_a_model = error.get("class") == "asyncio.exceptions.CancelledError"
@@ -48,7 +48,7 @@ def was_given_up(error: Mapping[str, Any] | None) -> bool:
 
 
 async def until_cancelled(what: str, after_ms: Any) -> NoReturn:
-    """Stand for a call that its caller gave up after *after_ms*: whoever cancelled it then cancels it now."""
+    """Stand in for a call whose caller gave up after *after_ms*, until this caller cancels it, too."""
     import asyncio
 
     waited = after_ms if isinstance(after_ms, (int, float)) else 0

@@ -1,4 +1,4 @@
-"""A redactor that is built when it is first needed: its patterns cost more to compile than all else a start-up does."""
+"""A redactor that is built on first use: compiling its patterns costs more than the rest of a start-up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class LateRedactor:
-    """Stands for a :class:`antiphon.redact.Redactor` with a salt of its own."""
+    """Stands in for a :class:`antiphon.redact.Redactor` with a salt of its own."""
 
     __slots__ = ("_made", "_rules", "redact_bytes")
 
@@ -20,7 +20,7 @@ class LateRedactor:
         self._rules = rules
         self._made: Redactor | None = None
         self.redact_bytes: Callable[[bytes], tuple[bytes, bool]] = self._redact_bytes
-        """Once there is a redactor, its own method: every result passes here."""
+        """Once there is a redactor, its own method: every result passes through here."""
 
     @property
     def made(self) -> Redactor:
@@ -43,7 +43,7 @@ class LateRedactor:
 
 
 def traceback_of(error: BaseException, values: Mapping[str, str] | None = None) -> str:
-    """The traceback of *error* as it may be logged: redacted, with what stands for *values* in their place."""
+    """The traceback of *error* as it may be logged: redacted, with *values* replaced."""
     import traceback
 
     from antiphon.redact import without_values

@@ -1,8 +1,8 @@
 """Marks the work that a run starts: threads, executors, timers, tasks and handlers carry their origin (D37, D38).
 
-Tasks and callbacks of event loops copy their context, so they carry the mark by themselves. Threads, work handed to
-executors, exit and signal handlers and finalizers do not: the functions that take them are replaced once per process,
-when the first run begins, and hand on the mark of whoever called them. Nothing else about them changes.
+Tasks and callbacks of event loops copy their context, so they carry the mark by themselves. Threads, work submitted to
+executors, exit and signal handlers and finalizers do not: the functions that accept them are replaced once per process,
+when the first run begins, and pass on the mark of their caller. Nothing else about them changes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from typing import Any
 TOOLS = frozenset(
     {"_pydev_bundle", "_pydevd_bundle", "coverage", "debugpy", "execnet", "pydevd", "pytest_cov", "xdist"}
 )
-"""Packages of tools that work beside the code under replay: measuring, debugging, distributing tests."""
+"""Packages of tools that work alongside the replayed code: measuring, debugging, distributing tests."""
 _CLIENTS = frozenset({"boto3", "botocore", "obstore", "psycopg", "psycopg_pool", "redis", "s3transfer", "urllib3"})
-"""What our own stores use; such a frame belongs to whoever called it."""
+"""What our own stores use; such a frame belongs to its caller."""
 _US = __name__.partition(".")[0]
 _SANDBOX = frozenset({__name__, f"{_US}.ops.sandbox"})
 
 
 class Replay:
-    """The mark of one replay. Whatever carries it may do nothing that the replay does not answer, for ever."""
+    """The mark of one replay. Whatever carries it may never do anything that the replay does not answer."""
 
     __slots__ = ("ended", "escapes", "late", "on", "places", "scratch", "title", "view")
 
@@ -42,18 +42,18 @@ class Replay:
         self.on: bool = on
         """Whether sockets, processes and writes are refused; calls without a recorded answer always are."""
         self.escapes: list[str] = []
-        """What was tried while it ran."""
+        """What was attempted while it ran."""
         self.late: list[str] = []
-        """What was tried after its end, by work that it had started."""
+        """What was attempted after its end, by work that it had started."""
         self.ended: bool = False
         self.places: tuple[str, ...] = ()
-        """Folders that may be written, beside the scratch folder."""
+        """Folders that may be written, besides the scratch folder."""
         self.scratch: str | None = None
         self.view: Callable[[str], str] = str
-        """Masks what is told of it after its end."""
+        """Masks what is reported about it after its end."""
 
     def note(self, what: str) -> None:
-        """Something was tried and refused."""
+        """Note an attempt that was refused."""
         if not self.ended:
             self.escapes.append(what)
             return
@@ -66,19 +66,19 @@ class Replay:
 _POLL_S = 0.01
 
 engine_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads of an engine that hands out replays, such as the event loop of a Dask worker: no replay started them."""
+"""Threads of an engine that distributes replays, such as the event loop of a Dask worker: no replay started them."""
 
 on_late: list[Callable[[Replay, str], None]] = []
-"""Asked to tell about what a replay tries after its end."""
+"""Called to report what a replay attempts after its end."""
 
 on_left: Callable[[Replay, str, dict[str, Any] | None, bool], None] | None = None
-"""Set in a process whose end is part of the verdict. It tells there what has not come by then and came after the end of
+"""Set in a process whose end is part of the verdict. Reports there what has not come by then and came after the end of
 the recording: the replay, a lane, what is left of it (``None``: nothing any more), and whether that is certain even if
 the end of the process cuts work off."""
 
 
 class Origin:
-    """What started the work that is going on: a run, and the replay it belongs to, if any."""
+    """What started the current work: a run, and the replay it belongs to, if any."""
 
     __slots__ = ("__weakref__", "_work", "cut_off", "has_handlers", "owed", "replay", "returned", "scope", "tasks")
 
@@ -86,25 +86,25 @@ class Origin:
         self.scope: Any = scope
         self.replay: Replay | None = replay
         self.returned: bool = False
-        """Whether the code of the run has returned; what it has started may go on."""
+        """Whether the code of the run has returned; work that it started may continue."""
         self.owed: Callable[[], bool] = lambda: False
         """Whether calls are still to come that the recording of a replay has after its end."""
         self.has_handlers: bool = False
         """Whether it has left something that runs when nobody waits any more, such as an exit handler."""
         self.cut_off: bool = False
-        """Whether tasks went on when their event loop was closed."""
+        """Whether tasks continued when their event loop was closed."""
         self._work: weakref.WeakSet[Any] = weakref.WeakSet()
         self.tasks: dict[str, dict[str, int]] = {}
-        """Coroutines by name: how many tasks were made and awaited, cancelled, or never awaited."""
+        """Coroutines by name: how many tasks were created and awaited, cancelled, or never awaited."""
 
     def count(self, name: str, what: str) -> None:
-        """Count what happened to a task or coroutine of the code, as long as the code runs."""
+        """Count what happened to a task or coroutine of the code, while the code runs."""
         if not self.returned:
             counts = self.tasks.setdefault(name, {})
             counts[what] = counts.get(what, 0) + 1
 
     def loose(self) -> dict[str, dict[str, int]]:
-        """What was not awaited, or cancelled: by name of the coroutine."""
+        """What was not awaited, or was cancelled: by name of the coroutine."""
         found: dict[str, dict[str, int]] = {}
         for name, counts in sorted(self.tasks.items()):
             left = {
@@ -121,12 +121,12 @@ class Origin:
         self._work.add(work)
 
     def alive(self) -> list[Any]:
-        """The work of this run that goes on, without the one that asks."""
+        """The work of this run that is still going on, except for the caller's own."""
         me = threading.current_thread()
         return [work for work in tuple(self._work) if work is not me and _goes_on(work)]
 
     async def settle(self, seconds: float) -> None:
-        """Wait in the event loop for the tasks of this run, and as long again for calls that are owed."""
+        """Wait in the event loop for the tasks of this run, and as long again for calls still expected."""
         import asyncio
 
         me, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -139,7 +139,7 @@ class Origin:
         self.cut_off = bool(left)
 
     def wait(self, seconds: float) -> None:
-        """Wait for threads and futures that the run has started, and as long again for calls that are owed."""
+        """Wait for threads and futures that the run has started, and as long again for calls still expected."""
         self._wait_for_work(seconds)
         self.wait_for_owed(seconds)
 
@@ -178,11 +178,11 @@ def _wait_for(future: Any, seconds: float) -> None:
 
 origin_var: ContextVar[Origin | None] = ContextVar("antiphon_origin", default=None)
 live_var: ContextVar[str | None] = ContextVar("antiphon_live", default=None)
-"""What a replay lets this context do for real: ``network`` for a model that is asked, ``all`` for a tool that runs."""
+"""What a replay lets this context really do: ``network`` while a model is asked, ``all`` while a tool runs."""
 
 
 class permitted:  # noqa: N801 (used like a function)
-    """Let this context reach the network while a model is asked: around what sends and reads, nothing else."""
+    """Let this context reach the network while a model is asked: only around sending and reading."""
 
     __slots__ = ("_on", "_token")
 
@@ -199,7 +199,7 @@ class permitted:  # noqa: N801 (used like a function)
 
 
 OUTSIDE = Origin()
-"""Stands for code that no sandbox holds."""
+"""Marks code that no sandbox confines."""
 
 
 @contextmanager
@@ -238,7 +238,7 @@ def is_tool(frame: FrameType | None) -> bool:
 
 
 class Carried:
-    """A function that runs with the mark of whoever handed it over; equal to the function itself."""
+    """A function that runs with the mark of the caller that passed it on; equal to the function itself."""
 
     __slots__ = ("_function", "_live", "_origin")
 
@@ -262,7 +262,7 @@ class Carried:
         return hash(self._function)
 
     def __getattr__(self, name: str) -> Any:
-        if name in Carried.__slots__:  # not made yet: it is being copied
+        if name in Carried.__slots__:  # not initialised yet: it is being copied
             raise AttributeError(name)
         return getattr(self._function, name)
 
@@ -271,12 +271,12 @@ inside_call: Callable[[], bool] = lambda: False  # noqa: E731  # _scope says whe
 
 
 def permit() -> str | None:
-    """What this context may do for real although it belongs to a replay."""
+    """What this context may really do although it belongs to a replay."""
     return "all" if inside_call() else live_var.get()
 
 
 def _marked() -> Origin | None:
-    """The mark to hand on: none for tools and for our own threads."""
+    """The mark to pass on: none for tools and for our own threads."""
     origin = origin_var.get()
     if origin is None or origin is OUTSIDE or is_tool(sys._getframe(2)):
         return None
@@ -288,7 +288,7 @@ _lock = threading.Lock()
 
 
 def install() -> None:
-    """Replace what takes work; what is not imported yet is replaced when the next run begins."""
+    """Replace the functions that accept work; those not imported yet are replaced when the next run begins."""
     for name, patch in _PATCHES.items():
         if name not in _patched and name in sys.modules:
             with _lock:
@@ -298,7 +298,7 @@ def install() -> None:
 
 
 def replaced(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Put what *make* makes of an attribute in its place."""
+    """Replace an attribute by what *make* makes of it."""
     original = getattr(owner, name, None)
     if original is not None:
         setattr(owner, name, functools.wraps(original)(make(original)))
@@ -403,7 +403,7 @@ def _task_factory() -> Callable[..., Any]:
     import asyncio
 
     class Watched(asyncio.Task[Any]):
-        """A task of a run; says whether anybody awaits it, or sees that it is done."""
+        """A task of a run; notes whether anybody awaits it, or sees that it is done."""
 
         origin: Origin
         awaited = False
@@ -429,7 +429,7 @@ def _task_factory() -> Callable[..., Any]:
 
         def done(self) -> bool:
             is_done = super().done()
-            if is_done:  # no need to await it: a replay, which answers at once, comes here more often
+            if is_done:  # no need to await it: a replay, which answers at once, gets here more often
                 self._await()
             return is_done
 
@@ -466,7 +466,7 @@ _NEAR = 8
 
 
 def _finalizes(frame: FrameType | None) -> bool:
-    """Whether a ``__del__`` makes the task: the collector decides when, so no two runs have to agree."""
+    """Whether a ``__del__`` creates the task: the collector decides when, so runs need not agree."""
     for _ in range(_NEAR):
         if frame is None or frame.f_code.co_name == "__del__":
             break
@@ -477,7 +477,7 @@ def _finalizes(frame: FrameType | None) -> bool:
 
 
 def _only_waits(coroutine: Any) -> bool:
-    """Whether it is a wait for an event, a lock or a queue: frameworks have such tasks, and cancel them as it comes."""
+    """Whether it only waits for an event, a lock or a queue: frameworks cancel such tasks at arbitrary moments."""
     if getattr(coroutine, "__qualname__", "").partition(".")[0] not in _WAITED_FOR:
         return False
     frame = getattr(coroutine, "cr_frame", None)
@@ -549,7 +549,7 @@ def _patch_exits(module: ModuleType) -> None:
 
 
 def _patch_signals(module: ModuleType) -> None:
-    before: list[Any] = []  # handlers that were there when a marked one came: whoever puts them back does not mark them
+    before: list[Any] = []  # handlers that were there when a marked one came: restoring them does not mark them
 
     def make(setter: Any) -> Callable[..., Any]:
         def marked(number: Any, handler: Any) -> Any:

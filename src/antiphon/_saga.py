@@ -1,7 +1,7 @@
-"""Sagas: the writes of one undertaking, which are undone together if it fails (D50).
+"""Sagas: the writes of one unit of work, which are undone together if it fails (D50).
 
-A saga holds no memory of its own that must last: each of its writes stands in the log of its run, with arguments,
-result and the saga's id, before anybody is answered. What is kept here is what a live ``with`` block needs.
+A saga keeps no durable state of its own: each of its writes is in the log of its run, with arguments, result and the
+saga's id, before any caller gets an answer. What is kept here is what a live ``with`` block needs.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ NO_UNDO = "no undo is declared for it"
 _WAIT_S = 60.0
 _order = itertools.count(1)
 _counts: Counter[str] = Counter()
-"""The sagas of this process that are not over, by state."""
+"""The sagas of this process that have not ended, by state."""
 _lock = threading.Lock()
 
 
 class Result(Protocol):
-    """What came of an undo."""
+    """The result of an undo."""
 
     status: str
     code: str
@@ -49,7 +49,7 @@ class Write(Protocol):
     tool_name: str
     call_name: str
     order: int
-    """Its place in the order in which the writes settled; 0: it is still in flight."""
+    """Its position in the order in which the writes settled; 0: it is still in flight."""
     why_not: str
     """Why nothing can undo it; empty if something can."""
 
@@ -57,11 +57,11 @@ class Write(Protocol):
         """The result of its undo, or an awaitable of it."""
 
     def told(self, state: str, why: str) -> None:
-        """What came of its undo."""
+        """The result of its undo."""
 
 
 class Undone(NamedTuple):
-    """What came of one write when its saga was undone."""
+    """The result of undoing one write with its saga."""
 
     tool: str
     call: str
@@ -74,7 +74,7 @@ class Undone(NamedTuple):
 
 
 class UndoReport(NamedTuple):
-    """What came of an undo: ``undone`` if no effect is left, ``stuck`` if a person has to look."""
+    """The result of an undo: ``undone`` if no effect is left, ``stuck`` if a person has to look."""
 
     saga: str
     state: State
@@ -95,7 +95,7 @@ class UndoReport(NamedTuple):
 
 
 def next_order() -> int:
-    """The place of a write that settles now."""
+    """The position of a write that settles now."""
     return next(_order)
 
 
@@ -125,7 +125,7 @@ class Core:
     # -- what the gateway tells --------------------------------------------------------------------------------------
 
     def join(self, write: Write) -> bool:
-        """Take a write that is about to be claimed; not if the saga, or one around it, takes none any more."""
+        """Take a write that is about to be claimed; not if the saga, or one around it, takes no more writes."""
         with self._changed:
             if any(saga.state not in ("open", "closed") for saga in self._chain()):
                 return False
@@ -134,7 +134,7 @@ class Core:
             return True
 
     def settle(self, write: Write, *, stands: bool) -> None:
-        """The write is over; *stands*: it took effect, or may have."""
+        """The write has ended; *stands*: it had an effect, or may have had one."""
         with self._changed:
             for saga in self._chain():
                 saga._in_flight.remove(write)
@@ -150,7 +150,7 @@ class Core:
             saga = saga.parent
 
     def heir(self) -> Core | None:
-        """Who takes the writes of this context: what a closed saga has done is its parent's."""
+        """The saga that takes the writes of this context: the writes of a closed saga belong to its parent."""
         saga: Core | None = self
         while saga is not None and saga.state == "closed":
             saga = saga.parent
@@ -172,7 +172,7 @@ class Core:
         return self._rows(OPENED, parent)
 
     def leave(self) -> None:
-        """The context goes on outside of the saga."""
+        """The context continues outside of the saga."""
         token, self._token = self._token, self
         try:
             active_saga.reset(token)
@@ -180,13 +180,13 @@ class Core:
             active_saga.set(self.parent)
 
     def close(self) -> list[Any]:
-        """All went well. Its writes are also those of the saga around it, if there is one, which may still fail."""
+        """Close after success. Its writes also belong to the saga around it, if there is one, which may still fail."""
         self._to("closed")
         self.scope.sagas.remove(self)
         return self._rows(FINISHED, {"state": "closed"})
 
     def interrupt(self) -> None:
-        """The process is being left: nothing is undone unless somebody asks."""
+        """The process is exiting: nothing is undone unless somebody requests it."""
         self._to("interrupted")
         log.warning(
             "saga %r was interrupted and nothing was undone; to undo it: antiphon runs undo %s",
@@ -195,7 +195,7 @@ class Core:
         )
 
     def begin_undo(self, why: str) -> list[Any]:
-        """No further writes from here on."""
+        """Take no more writes from here on."""
         with self._changed:
             if self.state not in ("open", "stuck"):
                 raise SagaUndoing(f"The saga {self.name!r} is {self.state} and cannot be undone.")
@@ -208,11 +208,11 @@ class Core:
             self._changed.wait_for(lambda: not self._in_flight, self._wait_s)
 
     async def undo(self) -> UndoReport:
-        """Undo what was done, the last first. Suspends only for undos that do."""
+        """Undo the writes in reverse order. Suspends only if an undo does."""
         with self._changed:
             writes = sorted(self._settled, key=lambda write: write.order, reverse=True)
             writes = [*self._in_flight, *writes]
-        token, undo = active_saga.set(None), undoing.set(True)  # undos, and what they call, are no writes of the saga
+        token, undo = active_saga.set(None), undoing.set(True)  # undos, and what they call, are not writes of the saga
         try:
             self.report = await undo_all(self.name, writes)
         finally:
@@ -246,7 +246,7 @@ active_saga: ContextVar[Core | None] = ContextVar("antiphon_saga", default=None)
 
 
 def finished(report: UndoReport) -> dict[str, Any]:
-    """What the last event of a saga says."""
+    """The payload of the last event of a saga."""
     return {"state": report.state, "writes": [write.to_wire() for write in report.writes]}
 
 
@@ -272,7 +272,7 @@ async def undo_all(name: str, writes: Iterable[Write]) -> UndoReport:
             why = write.why_not or f"it is undone only after {blocked}"
         else:
             state, why = await _undo(write)
-        if state == "needs a person" and why != NO_UNDO:  # nobody waits for what is declared to have no undo
+        if state == "needs a person" and why != NO_UNDO:  # nobody waits for a write that is declared to have no undo
             blocked = blocked or f"{tool} {call}"
         done.append(Undone(tool, call, state, why))
         write.told(state, why)
@@ -295,7 +295,7 @@ async def _undo(write: Write) -> tuple[Any, str]:
 
 
 def _undoes(error: BaseException) -> bool:
-    """Whether an exception that leaves a saga means that it failed: not that the process ends, pauses or diverges."""
+    """Whether an exception that leaves a saga means that it failed: not that the process exits, pauses or diverges."""
     import asyncio
 
     if isinstance(error, asyncio.CancelledError):
@@ -312,7 +312,7 @@ def _why(error: BaseException) -> str:
 
 
 class Saga:
-    """The writes of one undertaking: ``with run.saga("trip"):`` undoes them if an exception leaves the block.
+    """The writes of one unit of work: ``with run.saga("trip"):`` undoes them if an exception leaves the block.
 
     Made by ``run.saga(name)``; in asynchronous code: ``async with``.
     """
@@ -335,7 +335,7 @@ class Saga:
 
     @property
     def report(self) -> UndoReport | None:
-        """What came of the undo, if there was one."""
+        """The result of the undo, if there was one."""
         return self._core.report
 
     def __enter__(self) -> Saga:
@@ -422,7 +422,7 @@ class AsyncSaga:
 def states(events: Iterable[Any], *, over: bool) -> dict[str, dict[str, Any]]:
     """The sagas of a run by id, from its log: name, parent, state and what became of the writes.
 
-    *over*: nobody goes on with the run, so what is neither closed nor undone was interrupted.
+    *over*: nobody continues the run, so what is neither closed nor undone was interrupted.
     """
     found: dict[str, dict[str, Any]] = {}
     for event in events:

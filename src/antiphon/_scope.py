@@ -1,9 +1,8 @@
-"""Where a call stands: run, lane, index (D17).
+"""The position of a call: run, lane, index (D17).
 
-A *lane* is one strand of work inside a run. The context variable holds an immutable cursor, so a task or
-thread that was started from a copy of the context still sees the position its parent had at that moment.
-Its first call opens a lane of its own, named by that position and by the call itself: the order in which
-parallel work finishes never shows.
+A *lane* is one sequence of calls inside a run. The context variable holds an immutable cursor, so a task or thread that
+was started from a copy of the context still sees the position its parent had at that moment. Its first call opens a
+lane of its own, named by that position and by the call itself: the order in which parallel work finishes never shows.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Write = Callable[[Sequence[Row]], object]
 """Appends rows to the log of a run and blocks until they are there."""
 WriteAsync = Callable[[Sequence[Row]], Awaitable[object]]
 
-_new = tuple.__new__  # half the price of a named tuple's own constructor
+_new = tuple.__new__  # half the cost of a named tuple's own constructor
 ORPHAN_LANE = "~orphan"
 _HOMELESS = "~homeless"
 log = logging.getLogger("antiphon.run")
@@ -40,7 +39,7 @@ EARLIER = "earlier"
 
 
 class Site(NamedTuple):
-    """The place of one call: logical, not temporal."""
+    """The position of one call: logical, not temporal."""
 
     lane: str
     index: int  # type: ignore[assignment]
@@ -55,7 +54,7 @@ _NONE: dict[Any, int] = {}
 
 
 class Lane:
-    """One strand of work; touched by its owner only, except for the count of its children."""
+    """One sequence of calls; touched by its owner only, except for the count of its children."""
 
     __slots__ = ("children", "counter", "owner", "parent", "path", "seen")
 
@@ -68,7 +67,7 @@ class Lane:
         self.parent: str | None = parent
         self.counter: int = 0
         self.seen = self.children = _NONE
-        """Made when they are needed: each call has a lane for the calls inside it, and most make none."""
+        """Created on demand: each call has a lane for the calls inside it, and most make none."""
 
 
 class Cursor(NamedTuple):
@@ -84,13 +83,13 @@ Entered = tuple[Token["Cursor | None"], Token[Origin | None]]
 
 _cursor: ContextVar[Cursor | None] = ContextVar("antiphon_cursor", default=None)
 undoing: ContextVar[bool] = ContextVar("antiphon_undoing", default=False)
-"""Whether this context undoes the writes of a saga: that goes on in a run that was cancelled."""
+"""Whether this context undoes the writes of a saga: that continues in a run that was cancelled."""
 _active: dict[int, RunScope] = {}
-"""Runs open in this process, to tell an orphan call from a call without a run."""
+"""Open runs of this process, to tell an orphan call from a call without a run."""
 
 
 class _ThreadMark(threading.local):
-    """One object per thread; the id of a thread is given again when the thread is gone."""
+    """One object per thread; a thread's id is reused after the thread has ended."""
 
     def __init__(self) -> None:
         self.mark = object()
@@ -100,7 +99,7 @@ _thread = _ThreadMark()
 
 
 def _me() -> object:
-    """Who is running: a reference to the current task, or the mark of the thread."""
+    """The current owner: a reference to the current task, or the mark of the thread."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:
         task = asyncio.current_task()
@@ -110,7 +109,7 @@ def _me() -> object:
 
 
 class _Refusing:
-    """Answers the calls of a run that replayed code opens: they stand in no recording."""
+    """Answers the calls of a run that replayed code opens: no recording has them."""
 
     def __init__(self, replay: Replay) -> None:
         self._replay = replay
@@ -128,7 +127,7 @@ class _Refusing:
 
 
 class RunScope:
-    """An open run as the engines see it: its id, who answers its calls, and how its events are written."""
+    """An open run as the engines see it: its id, what answers its calls, and how its events are written."""
 
     __slots__ = (
         "cancelled",
@@ -194,7 +193,7 @@ class RunScope:
         self.present: Callable[[Any, str], tuple[Any, str, Any]] = present
         """(arguments, digest) -> what of them may be written, its digest, and what redaction did, if anything (D36)."""
         self.known: Callable[[], Any] = known
-        """The redactor that masks what was found in this run so far; ``None`` if that is nothing."""
+        """The redactor that masks the secrets found in this run so far; ``None`` if there are none."""
         self.chunks: Callable[[Site], Any] = chunks
         """(site) -> what takes the chunks of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
         ``rest()``."""
@@ -208,25 +207,25 @@ class RunScope:
         """The store description whose journal *write* writes to: claims on the same store share its transaction."""
         self.invoker: Invoker | None = invoker
         self.llm_cache: Any = None
-        """Answers of models kept for equal requests, where that was asked for (D14)."""
+        """Model answers kept for equal requests, if requested (D14)."""
         self.tenant: str = tenant
         self.workspace: str = workspace
         self.lock: threading.Lock = threading.Lock()
         self.cancelled: bool = False
-        """Whether nobody waits for the code of this run any more: its threads may go on, but make no calls."""
+        """Whether nobody waits for the code of this run any more: its threads may continue, but make no calls."""
         self.origin: Origin = Origin(self)
         """The mark of the work that this run starts."""
         self.root: Lane = Lane("0", None, None)
         self.gateway_state: dict[Any, Any] = {}
         """Loop guard and caps of this run, kept by the gateways."""
         self.quoted: dict[str, str] = {}
-        """Secrets among the arguments of calls that failed, which the exception may quote, and what stands for them."""
+        """Secrets among the arguments of failed calls, which the exception may quote, and their replacements."""
         self.twins: dict[str, int] = {}
-        """Lanes that only their order of arrival tells apart: common part of their paths -> how many."""
+        """Lanes that only their order of arrival distinguishes: common part of their paths -> how many."""
         self.sagas: list[Any] = []
         """Sagas of this run that are open, or that failed (:class:`~antiphon._saga.Core`)."""
         self.streams: dict[int, Callable[[], None]] = {}
-        """Streams of models that nobody has read to their end or closed yet: how each is ended with the run."""
+        """Model streams that have not been read to their end or closed yet: how each is ended with the run."""
 
     @property
     def records(self) -> bool:
@@ -234,7 +233,7 @@ class RunScope:
         return self.write is not None
 
     def unquoted(self, text: str) -> str:
-        """What an exception says, for an event: as it is where redaction hides the secrets it quotes, else without."""
+        """The text of an exception for an event: as it is if redaction hides the secrets it quotes, else without."""
         if not self.quoted:
             return text
         from antiphon.redact import without_values
@@ -256,7 +255,7 @@ class RunScope:
         return _cursor.set(Cursor(self, self.root, self.root.counter)), origin_var.set(origin)
 
     def adopt(self) -> None:
-        """Let the running task go on in the root lane: for an entry point that turns out to be a coroutine."""
+        """Let the running task continue in the root lane: for an entry point that turns out to be a coroutine."""
         _lineage.watch_tasks()
         self.root.owner = _me()
         _cursor.set(Cursor(self, self.root, self.root.counter))
@@ -269,7 +268,7 @@ class RunScope:
         try:
             _cursor.reset(cursor)
             origin_var.reset(origin)
-        except ValueError:  # closed in another context than it was opened in
+        except ValueError:  # closed in a context other than the one it was opened in
             _cursor.set(None)
             origin_var.set(None)
 
@@ -279,7 +278,7 @@ class RunScope:
         if cursor is None or cursor.scope is not self:
             with self.lock:
                 found = self._next(_orphan_lane(self), name, digest)
-            # threads that nobody ordered: a call is named by what it is, not by when it came
+            # threads without a defined order: a call is named by what it is, not by when it came
             return found._replace(call=f"{ORPHAN_LANE}@{name}:{digest[:16]}#{found.nth}")
         lane = cursor.lane
         me = _me()
@@ -323,7 +322,7 @@ class RunScope:
             _cursor.reset(token)
 
     def go_inside(self, call: str) -> Token[Cursor | None]:
-        """The same for the rest of a context that ends with the call's body."""
+        """The same for the rest of a context that ends with the body of the call."""
         return _cursor.set(_new(Cursor, (self, Lane(f"{call}>", _me(), call), 0)))
 
     @contextmanager
@@ -369,7 +368,7 @@ def current_scope() -> RunScope | None:
 
 @contextmanager
 def without_run() -> Iterator[None]:
-    """Work inside belongs to no run, whichever is open: a request to a server that executes runs beside it."""
+    """Calls inside belong to no run, whichever is open: a request to a server that executes runs beside it."""
     cursor, origin = _cursor.set(None), origin_var.set(Origin())
     try:
         yield
@@ -379,7 +378,7 @@ def without_run() -> Iterator[None]:
 
 
 def _report_homeless() -> None:
-    """Say, once per run, that a call could have belonged to any of several runs and stands in none of them."""
+    """Report, once per run, that a call could have belonged to any of several runs and is in none of them."""
     told = [scope.gateway_state.setdefault(_HOMELESS, None) for scope in list(_active.values())]
     if None in told:
         for scope in list(_active.values()):
@@ -393,7 +392,7 @@ def _report_homeless() -> None:
 
 @contextmanager
 def branch(name: str) -> Iterator[None]:
-    """Name a strand of parallel work, so that a replay can tell it from others that look alike."""
+    """Name a lane of parallel work, so that a replay can tell it from others that look alike."""
     scope = current_scope()
     if scope is None:
         yield
@@ -418,7 +417,7 @@ def submit(executor: Any, function: Callable[P, T], *args: P.args, **kwargs: P.k
 
 
 def running_site() -> Site | None:
-    """The place of the call whose body runs here; none for a call whose thread nobody ordered."""
+    """The site of the call whose body runs here; none for a call on a thread without a defined order."""
     cursor = _cursor.get()
     call = None if cursor is None else cursor.lane.parent
     if call is None or call.startswith(ORPHAN_LANE):
@@ -428,7 +427,7 @@ def running_site() -> Site | None:
 
 
 def _inside_call() -> bool:
-    """Whether this is the body of a call: only a live one has it run."""
+    """Whether this is the body of a call: only live calls run theirs."""
     cursor = _cursor.get()
     return cursor is not None and cursor.lane.parent is not None
 

@@ -5,8 +5,8 @@ data, so a value that was moved from another record is refused. A sealed text is
 ciphertext and tag. Values of release 0.1.0 (``s1.``) can still be read. See decision 0020.
 
 A key file has one key per line. The first one seals; the others only unseal what was sealed before a rotation. A
-process that runs looks at its file again before it seals (once in two milliseconds), and when it meets a key that it
-does not know.
+running process checks its file before it seals (at most once in two milliseconds), and when it meets a key that it does
+not know.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TAG_BYTES = 16
 _random = os.urandom
 _FILE_HEAD = "antiphon-seal-key-1 "
 _LOOK_EVERY_S = 0.002
-"""How often a process that seals looks at its key file: a look costs as much as sealing."""
+"""How often a process that seals checks its key file: a check costs as much as sealing."""
 
 
 class Sealer:
@@ -57,7 +57,7 @@ class Sealer:
         self._current = self._keys[key_id_of(keys[0])]
 
     def for_replay(self) -> Sealer:
-        """What opens the originals of recordings, and nothing else that this key seals."""
+        """A sealer that opens the originals of recordings, and nothing else that this key seals."""
         others = (one.replay_key for one in self._keys.values() if one is not self._current)
         return Sealer(self._current.replay_key, tuple(others))
 
@@ -68,23 +68,23 @@ class Sealer:
 
     @property
     def key_ids(self) -> list[str]:
-        """Names all keys that unseal."""
+        """The ids of all keys that unseal."""
         return list(self._keys)
 
     @property
     def key_id(self) -> str:
-        """Names the key that seals without giving it away."""
+        """Identifies the key that seals without revealing it."""
         return self._current.key_id
 
     @classmethod
     def from_text(cls, text: str) -> Sealer:
-        """From a configured key: 64 hexadecimal digits, or base64 of 32 bytes; older ones behind it, with commas."""
+        """From a configured key: 64 hexadecimal digits, or base64 of 32 bytes; older ones follow, after commas."""
         keys = _keys_in(text)
         return cls(keys[0], keys[1:])
 
     @classmethod
     def from_key_file(cls, path: str | os.PathLike[str]) -> Sealer:
-        """From a key file, made on first need with mode 0600; of many processes that try at once, one makes it."""
+        """From a key file, created on first need with mode 0600; if many processes try at once, one creates it."""
         file = Path(path)
         keys = _made_keys(file)
         sealer = cls(keys[0], keys[1:])
@@ -92,7 +92,7 @@ class Sealer:
         return sealer
 
     def _look_again(self) -> None:
-        """Take the keys of the file if it was changed; a file that cannot be read leaves the known ones."""
+        """Read the keys of the file if it was changed; if it cannot be read, the known keys remain."""
         self._look_at = monotonic() + _LOOK_EVERY_S
         if self._file is None or _stamp(self._file) == self._seen:
             return
@@ -108,7 +108,7 @@ class Sealer:
         return self._current.seal(data, context)
 
     def unseal(self, text: str, context: bytes = b"") -> bytes:
-        """Check and decrypt; anything that was changed by one bit is refused.
+        """Verify and decrypt; data with a single changed bit is refused.
 
         A value of release 0.1.0 may have been sealed without a context, and is then accepted with any.
         """
@@ -192,12 +192,12 @@ def key_id_in(sealed: str) -> str:
 
 
 def key_id_of(key: bytes) -> str:
-    """Names a key without giving it away; the same in both forms."""
+    """Identifies a key without revealing it; the same in both forms."""
     return hmac.digest(key, b"antiphon seal 1 id", "sha256")[:4].hex()
 
 
 class _FirstForm:
-    """Reads values of release 0.1.0: SHAKE-256 keystream, HMAC-SHA-256 tag (decision 0006). Nothing is written so."""
+    """Reads values of release 0.1.0: SHAKE-256 keystream, HMAC-SHA-256 tag (decision 0006). Never written any more."""
 
     __slots__ = ("_encrypt", "_sign")
 
@@ -223,7 +223,7 @@ def _from_base64(text: str) -> bytes:
 
 
 def _strict_base64(text: str) -> bytes:
-    """The bytes if this is their one spelling (base64 has spare bits at its end), else nothing."""
+    """The bytes if this is their canonical encoding (base64 has spare bits at its end), otherwise nothing."""
     try:
         raw = binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
@@ -246,14 +246,14 @@ def _usable(file: Path, act: Callable[[], T]) -> T:
 
 
 def _made_keys(file: Path) -> list[bytes]:
-    """The keys of a key file, which is made if there is none."""
+    """The keys of a key file, which is created if there is none."""
     if not file.exists():
         _usable(file, lambda: write_keys(file, [os.urandom(KEY_BYTES)], new=True))
     return read_keys(file)
 
 
 def _keys_in(text: str) -> list[bytes]:
-    """The keys of a configured text; what is none is empty."""
+    """The keys of a configured text; empty for an invalid one."""
     keys = []
     for part in text.split(","):
         given = part.strip()
@@ -267,8 +267,8 @@ def _keys_in(text: str) -> list[bytes]:
 class FingerprintKeys:
     """Keys for fingerprints, derived from a seal key that was given or is in a file; the first one is for new ones.
 
-    None if there is no seal key, or none that can be used: a log line must not fail for it. A file that was changed is
-    read again; one that cannot be read any more leaves the known keys.
+    None if there is no usable seal key: a log line must not fail for it. A file that was changed is read again; if it
+    cannot be read any more, the known keys remain.
     """
 
     __slots__ = ("_file", "_keys", "_seen")
@@ -276,10 +276,10 @@ class FingerprintKeys:
     def __init__(self, given: bytes | str | None, file: Path | None) -> None:
         self._file = file if given is None else None
         self._keys = _derived(_keys_in(given) if isinstance(given, str) else [given or b""])
-        self._seen: object = FingerprintKeys  # no stamp: it was not read yet
+        self._seen: object = FingerprintKeys  # no stamp: it has not been read yet
 
     def __call__(self) -> tuple[bytes, ...]:
-        """The keys as they are now."""
+        """The current keys."""
         if self._file is not None and (stamp := _stamp(self._file)) != self._seen:
             with contextlib.suppress(StoreError):
                 self._keys = _derived(read_keys(self._file) if self._keys else _made_keys(self._file))
@@ -342,11 +342,11 @@ def key_ids(file: Path) -> list[str]:
 
 
 def write_keys(file: Path, keys: Sequence[bytes], *, new: bool = False) -> bool:
-    """Write the key file whole or not at all; *new*: another process that made it first is left its own (``False``).
+    """Write the key file whole or not at all; *new*: keep the file if another process made it first (``False``).
 
     A file that is replaced keeps its owner and its mode, as far as this user may set them.
     """
-    file.parent.mkdir(exist_ok=True)  # as the store beside it: no folder above is invented
+    file.parent.mkdir(exist_ok=True)  # like the store beside it: no folder above it is created
     text = "".join(f"{_FILE_HEAD}{base64.b64encode(key).decode('ascii')}\n" for key in keys)
     descriptor, name = tempfile.mkstemp(prefix=".seal-", dir=file.parent)  # mkstemp makes it 0600
     written = Path(name)
@@ -371,9 +371,9 @@ def write_keys(file: Path, keys: Sequence[bytes], *, new: bool = False) -> bool:
 
 
 def change_keys(file: Path, change: Callable[[list[bytes]], list[bytes]]) -> list[bytes]:
-    """Replace the keys of a key file by what *change* makes of them; they are read under the lock of the file.
+    """Replace the keys of a key file by the result of *change*; they are read under the lock of the file.
 
-    The lock is on the file itself, so a process that waited for one that was replaced meanwhile begins again.
+    The lock is on the file itself, so a process that waited for a file that was replaced in the meantime starts over.
     """
     import fcntl
 
@@ -403,7 +403,7 @@ def change_keys(file: Path, change: Callable[[list[bytes]], list[bytes]]) -> lis
 
 
 def take_owner(target: int | Path, model: Path) -> None:
-    """Give *target* the owner of *model*, as far as this user may; of a file that is replaced also the mode."""
+    """Give *target* the owner of *model*, as far as this user may; for a replaced file also the mode."""
     found = model.stat()
     if stat.S_ISREG(found.st_mode):
         os.chmod(target, stat.S_IMODE(found.st_mode))  # noqa: PTH101 - it may be a descriptor

@@ -26,7 +26,7 @@ MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_DEPTH: Final = 200
 """Lists and objects may be nested this deep (orjson itself gives up at 254)."""
 MAX_VALUES: Final = 1_000_000
-"""A document may hold this many values; what is shared counts each time, so a small cycle cannot fill the memory."""
+"""A document may hold this many values; a shared value counts each time, so a small cycle cannot exhaust the memory."""
 
 _AS_GIVEN: Final = (
     orjson.OPT_STRICT_INTEGER
@@ -35,14 +35,14 @@ _AS_GIVEN: Final = (
     | orjson.OPT_PASSTHROUGH_DATETIME
 )
 _SORTED: Final = _AS_GIVEN | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
-"""The newline is cut off: what orjson returns holds on to its buffer of 4 KB, and a slice of it does not."""
+"""The newline is cut off: the bytes that orjson returns hold on to its buffer of 4 KB, a slice of them does not."""
 _ASTRAL_LEADS: Final = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
 _STRING_END: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"').match
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*\Z")
 _LEAVES: Final = frozenset({int, bool, type(None)})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
 _dumps = orjson.dumps
-_new_sha256 = hashlib.sha256().copy  # a copy starts quicker than a new one
+_new_sha256 = hashlib.sha256().copy  # a copy is created faster than a new one
 
 
 def canonical_json(value: Any) -> bytes:
@@ -56,7 +56,7 @@ def canonical_json(value: Any) -> bytes:
         if data.isascii() or _sorted_alike(data):
             return data
     except (TypeError, RecursionError, _Bad):
-        pass  # a subclass or something that is not JSON: the copy below mends it or names it
+        pass  # a subclass or something that is not JSON: the copy below repairs it or names it
     return _slowly(value)
 
 
@@ -91,15 +91,15 @@ def parse_json(text: str | bytes | bytearray) -> Any:
 
 
 def _has_every_name(value: Any, text: str | bytes | bytearray) -> bool:
-    """Whether *text*, which orjson read as *value*, names nothing twice: a name that was lost took its colon along."""
+    """Whether no name is repeated in *text*, which orjson read as *value*: a lost name took its colon along."""
     data = text if isinstance(text, str) else text.decode()
     return data.count(":") == _dumps(value, None, _AS_GIVEN).count(b":") and "\\u003" not in data
 
 
 def is_plain(value: Any) -> bool:
-    """Whether orjson prints *value* as RFC 8785 does, key order of exotic names aside.
+    """Whether orjson prints *value* as RFC 8785 does, apart from the key order of exotic names.
 
-    Goes through the document container by container: one flat loop is the fastest proof Python can give.
+    Walks the document container by container: one flat loop is the fastest proof that Python offers.
     """
     nodes: list[Any] = [value if type(value) is dict else (value,)]
     left = MAX_VALUES
@@ -131,7 +131,7 @@ def _is_shallow(value: Any) -> bool:
 
 
 def _mend(node: Any, depth: int, budget: list[int]) -> Any:
-    """*node* with the numbers replaced that orjson would print otherwise; shares what holds none, proves all types."""
+    """*node* with the numbers replaced that orjson would print differently; shares other parts, checks all types."""
     mended: Any = None
     is_object = type(node) is dict
     if not is_object and type(node) is not list and type(node) is not tuple:
@@ -184,7 +184,7 @@ def _slowly(value: Any) -> bytes:
 
 
 class _Bad(Exception):
-    """Why a value has no canonical form; collects the path while it travels up."""
+    """Why a value has no canonical form; collects the path as it propagates."""
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
@@ -194,14 +194,14 @@ class _Bad(Exception):
 
 
 class _Marked:
-    """Stands for something the parser saw and Python's data model cannot hold."""
+    """Marks something that the parser saw and Python's data model cannot hold."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
 
 def _rebuild(value: Any) -> Any:
-    """A copy of *value* of built-in types, with names in order, that orjson prints canonically as it is."""
+    """A copy of *value* in built-in types, with sorted names, that orjson prints canonically as it is."""
     try:
         return _copy(value, 1, [MAX_VALUES])
     except _Bad as bad:
@@ -305,7 +305,7 @@ def _number(value: float) -> int | orjson.Fragment:
 
 
 def _loop(value: Any, trail: list[str | int]) -> str | None:
-    """The path at which *trail* comes back to a container it has already been in."""
+    """The path at which *trail* returns to a container that it has already been in."""
     seen = {id(value)}
     node = value
     for position, part in enumerate(trail):

@@ -25,7 +25,7 @@
     ├── StoreError              the store could not do its part
     │   ├── StoreUnavailable    it cannot be reached, is locked, full or read-only
     │   ├── StoreVersionError   a record was written by a newer release
-    │   └── Fenced              the claim has another owner by now
+    │   └── Fenced              the claim now has another owner
     ├── Divergence              a replay did not do what the recording did
     │   └── ReplayMiss          the recording has no answer for a call
     ├── MaskedArgument          a replay would have sent a pseudonym to the world
@@ -123,7 +123,7 @@ class SagaUndoing(Refused):
 
 
 class RunCancelled(Refused):
-    """The run that made the call was cancelled: its code may go on in a thread, but makes no further calls."""
+    """The run that made the call was cancelled: its code may continue in a thread, but makes no further calls."""
 
     code = "run_cancelled"
 
@@ -224,7 +224,7 @@ class StoreVersionError(StoreError):
 
 
 class Fenced(StoreError):
-    """The claim has another owner by now."""
+    """The claim now has another owner."""
 
     code = "fenced"
 
@@ -281,18 +281,18 @@ _SCRIPT = "antiphon_script_"
 
 
 def is_of_script(module: str) -> bool:
-    """Whether a module is a script, which has one name when it is started and others when it is loaded."""
+    """Whether a module is a script, which has one name when it is run and others when it is imported."""
     return module == "__main__" or module.startswith(_SCRIPT)
 
 
 def class_name(kind: type) -> str:
-    """How a class is recorded; one of a script by the name that scripts have everywhere."""
+    """How a class is recorded; a class of a script by the name that scripts always have."""
     module = kind.__module__
     return f"{'__main__' if module.startswith(_SCRIPT) else module}.{kind.__qualname__}"
 
 
 def _modules(name: str) -> list[Any]:
-    """Where a recorded class is looked for; the script may be loaded under another name than it had."""
+    """Where a recorded class is looked up; the script may be loaded under a different name."""
     if not is_of_script(name):
         return [sys.modules.get(name)]
     loaded = [module for known, module in list(sys.modules.items()) if known.startswith(_SCRIPT)]
@@ -300,7 +300,7 @@ def _modules(name: str) -> list[Any]:
 
 
 def class_named(name: str) -> type | None:
-    """The class that :func:`class_name` named so, if this process has loaded it, inside of others or not."""
+    """The class that :func:`class_name` named like this, if this process has loaded it, nested in others or not."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         for place in _modules(".".join(parts[:cut])):
@@ -312,9 +312,9 @@ def class_named(name: str) -> type | None:
 
 
 def raised_again(error: Mapping[str, Any]) -> BaseException | None:
-    """A recorded failure as the exception it was, where its class is loaded and takes a message.
+    """A recorded failure as the original exception, if its class is loaded and takes a message.
 
-    Only classes of modules that this process has imported are looked at: a recording never makes us import anything,
+    Only classes of modules that this process has imported are considered: a recording never makes us import anything,
     and code can only catch what it has imported. Anything else comes back as :class:`CallFailed` with the recorded
     code; ``data["recorded"]`` holds what it was. ``None`` if no exception was recorded.
     """
@@ -340,12 +340,12 @@ def _made(kind: type[Exception], arguments: tuple[Any, ...], error: Mapping[str,
         if type(number) is int and getattr(made, "code", None) != number:
             made.code = number
         return made if str(made) == ("" if error.get("bare") else str(error.get("message", ""))) else None
-    except Exception:  # a class that wants more than a message, or whose code cannot be set
+    except Exception:  # a class that takes more than a message, or whose code cannot be set
         return None
 
 
 def _arguments(kind: type, message: str) -> tuple[Any, ...]:
-    """What may have been given to the class: the message, or, where it shows its argument's repr, that argument."""
+    """What the class may have been given: the message, or, if it shows its argument's repr, that argument."""
     if not issubclass(kind, KeyError):
         return (message,)
     import ast

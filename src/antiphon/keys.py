@@ -8,7 +8,7 @@
 | :func:`variant_digest`  | SHA-256 of what else shapes a model's answer                                  | D14    |
 | :func:`turn_key`        | MD5 of ``tool:json.dumps(arguments, sort_keys=True)``                         | T4     |
 
-All are lower-case hex. Each has a twin ``*_parts`` that returns what fed it, so that a mismatch can be explained.
+All are lower-case hex. Each has a twin ``*_parts`` that returns its input, so that a mismatch can be explained.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ OBJECT: Final = "$object"
 VOLATILE: Final = frozenset({"clientTs", "retryCount", "traceparent"})
 """Top-level parameters that never belong to an intent, unless the tool marks them ``exact``."""
 TYPED: Final = "$typed"
-"""First element of the list that stands for parameters with values of types that JSON lacks."""
+"""First element of the list that stands for parameters with values of types that JSON does not have."""
 CALL_VERSION: Final = "c1"
-"""First element of what names a call by its id: tenant, workspace, session, actor, namespace, tool, id."""
+"""First element of the name of a call by its id: tenant, workspace, session, actor, namespace, tool, id."""
 KEYED_VERSION: Final = "k2"
 """First element of the store key of a call that names what it is about: tenant, workspace, namespace, tool, key."""
 KEY_VERSION: Final = "k1"
-"""First element of a store key: a release that changes canonicalisation counts on, and reads both for one TTL."""
+"""First element of a store key: a release that changes canonicalisation increments it, and reads both for one TTL."""
 
 _sha256 = hashlib.sha256
 
@@ -71,9 +71,9 @@ class CallKeys(NamedTuple):
     store_key: str
     idempotency_key: str
     params_digest: str
-    """Of the normalised parameters; what a conflict is decided by (TR-4)."""
+    """Of the normalised parameters; this decides about a conflict (TR-4)."""
     params_digest_exact: str
-    """Of the parameters as they were given."""
+    """Of the parameters as given."""
     fingerprint: str
     """The store key's first 16 digits. It stays in the store: results, logs and spans show a keyed fingerprint."""
 
@@ -85,7 +85,7 @@ _MEMO_BYTES = 4096
 
 
 class KeyMaker:
-    """The keys of one tool for one session and actor, with everything prepared that does not depend on the call.
+    """The keys of one tool for one session and actor, with everything precomputed that does not depend on the call.
 
     >>> maker = KeyMaker(ToolSpec(name="pay", idempotent=False), session="s1", actor="a1")
     >>> maker.keys({"amount": 10}).store_key == maker.keys({"amount": 10.0, "retryCount": 2}).store_key
@@ -119,7 +119,7 @@ class KeyMaker:
         tool: str | None = None,
         keyed: bool = False,
     ) -> None:
-        """*keyed*: for calls that name what they are about, whoever makes them in whatever session."""
+        """*keyed*: for calls that name what they are about, no matter who makes them or in which session."""
         self.spec: ToolSpec = spec
         self.place: tuple[str, str] = (session, actor)
         self._rule = ParamsRule(spec, spec.key_ignore if keyed else ())
@@ -151,14 +151,14 @@ class KeyMaker:
         self._memo: dict[bytes, QuickKeys] = {}
 
     def keys(self, params: dict[str, Any]) -> CallKeys:
-        """The computed key of a call, and what goes with it."""
+        """The computed key of a call, with its digests."""
         store, key, canonical, exact = self.quick(params)
         digest = _sha256(canonical).hexdigest()
         given = digest if exact is None else _sha256(exact).hexdigest()
         return CallKeys(store, key, digest, given, store[:16])
 
     def quick(self, params: dict[str, Any], remember: bool = False) -> QuickKeys:
-        """Store key, idempotency key, the canonical parameters, and the given ones where those differ.
+        """Store key, idempotency key, the canonical parameters, and the given ones if those differ.
 
         With *remember*, parameters that were seen before are not hashed again.
         """
@@ -174,7 +174,7 @@ class KeyMaker:
             known = self._memo.get(canonical)
             if known is not None and exact is canonical:
                 return known
-        hashed = self._fed.copy()  # hashes that were fed the beginning are cheaper than new ones
+        hashed = self._fed.copy()  # copies of hashes that were fed the beginning are cheaper than new ones
         hashed.update(canonical + self._after)
         key = hashed.hexdigest()
         hashed = self._store_fed.copy()
@@ -190,7 +190,7 @@ class KeyMaker:
         return keys
 
     def call_name(self, identity: str) -> str:
-        """What names one call by its id, whatever its arguments."""
+        """The name of one call by its id, whatever its arguments."""
         return _sha256(self._call_before + canonical_json(identity) + b"]").hexdigest()
 
     def keys_given(self, params: dict[str, Any], idempotency_key: str, kind: str = "") -> CallKeys:
@@ -247,12 +247,12 @@ def params_digests(params: dict[str, Any], spec: ToolSpec | None = None) -> tupl
 
 
 def exact_params(params: dict[str, Any], spec: ToolSpec | None = None) -> bytes | tuple[str, str]:
-    """The parameters as they were given: canonical JSON, or two digests where values of other types are in them."""
+    """The parameters as given: canonical JSON, or two digests if they contain values of other types."""
     if spec is None or not spec.serialisers:
         try:
             return canonical_json(params)
         except CanonicalError:
-            pass  # other types than JSON's
+            pass  # types other than JSON's
     digest = _sha256(ParamsRule(spec).canonical(params)[1]).hexdigest()
     return digest, digest
 
@@ -268,7 +268,7 @@ def store_key(
     workspace: str = "default",
     scope: str = "session",
 ) -> str:
-    """Where the claim on an intent is kept (D1): no separator inside a name can make two intents meet."""
+    """Where the claim on an intent is kept (D1): no separator inside a name can make two intents collide."""
     parts = store_key_parts(
         namespace=namespace,
         tool=tool,
@@ -302,7 +302,7 @@ def store_key_parts(
 
 
 def key_text(value: Any) -> tuple[str, str]:
-    """What a call is about, as text, and whether that is the text itself or JSON: a number is not its digits.
+    """What a call is about, as text, and whether that is a string itself or JSON: a number is not its digits.
 
     >>> key_text("order-1042"), key_text(1042)
     (('order-1042', 'text'), ('1042', 'json'))
@@ -348,7 +348,7 @@ def turn_key_parts(tool: str, arguments: Any) -> str:
 
 def _has_text_names(value: Any) -> bool:
     level = [value]
-    for node in level:  # grows while it is read
+    for node in level:  # grows while it is iterated
         if isinstance(node, dict):
             if not all(isinstance(name, str) for name in node):
                 return False
@@ -369,10 +369,10 @@ def _utf8(text: str) -> bytes:
 
 
 class ParamsRule:
-    """How one tool's parameters are normalised: volatile ones left out, white space of insensitive ones squeezed.
+    """How one tool's parameters are normalised: volatile ones dropped, white space of insensitive ones squeezed.
 
-    Paths are dotted (``"options.note"``), run through lists, and stand for everything below them. ``exact``
-    wins over everything else.
+    Paths are dotted (``"options.note"``), apply to each item of a list, and cover everything below them. ``exact``
+    takes precedence over everything else.
     """
 
     __slots__ = (
@@ -397,11 +397,11 @@ class ParamsRule:
         self._names = frozenset(name for name in volatile if "." not in name)
         more = self._squeezes or self._serialisers or any("." in name for name in volatile)
         self.only_leaves_out: frozenset[str] | None = None if more else self._names
-        """The names of parameters that are left out, if that is all this rule does."""
+        """The names of the dropped parameters, if dropping is all that this rule does."""
         self._paths = tuple(tuple(path.split(".")) for path in sorted(volatile) if "." in path)
 
     def canonical(self, params: dict[str, Any]) -> tuple[bytes, bytes]:
-        """Canonical JSON of the normalised and of the given parameters: one object where they are equal."""
+        """Canonical JSON of the normalised and of the given parameters: one object if they are equal."""
         if not isinstance(params, dict):
             raise InvalidInput(f"The parameters must be an object, not a {type(params).__name__}.", path="$.params")
         if self._serialisers:
@@ -418,9 +418,9 @@ class ParamsRule:
         return (exact if kept is params else canonical_json(kept)), exact
 
     def typed(self, params: dict[str, Any], error: CanonicalError) -> tuple[bytes, bytes]:
-        """The same for parameters that are not plain JSON: two objects, always.
+        """The same for parameters that are not plain JSON: always two objects.
 
-        What is hashed is a list, which parameters never are: no plain JSON can meet the tags of a type.
+        What is hashed is a list, which parameters never are: no plain JSON can collide with the tags of a type.
         """
         from antiphon._arguments import Unwritable, written
 
@@ -430,7 +430,7 @@ class ParamsRule:
             tidy, tags_count = written(self._tidy(kept) if self._squeezes else kept)
         except Unwritable:
             raise error from None
-        for path in self._paths:  # also into objects of classes
+        for path in self._paths:  # also inside objects of classes
             tidy = _without(tidy, path)
         return (
             canonical_json([TYPED, tidy] if tags_count else tidy),
@@ -438,7 +438,7 @@ class ParamsRule:
         )
 
     def _left_out(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Without what is volatile; itself if there is nothing of that kind."""
+        """*params* without volatile parameters; *params* itself if there are none."""
         kept = params
         if not self._names.isdisjoint(params):
             kept = {name: value for name, value in params.items() if name not in self._names}
@@ -447,7 +447,7 @@ class ParamsRule:
         return kept
 
     def _tidy(self, params: dict[str, Any]) -> dict[str, Any]:
-        """With white space squeezed where that does not matter."""
+        """*params* with white space squeezed where it does not matter."""
         try:
             named = self._exact or self._insensitive
             return self._squeezed(params, self._everywhere, "") if named else _all_squeezed(params)  # type: ignore[no-any-return]
@@ -478,9 +478,9 @@ class ParamsRule:
 
 
 def _surely_tidy(data: bytes) -> bool:
-    """Whether no string in canonical JSON can have white space to squeeze; ``False`` means: look at each.
+    """Whether no string in canonical JSON can have white space to squeeze; ``False`` means: check each.
 
-    In ASCII text without escapes the only white space is the blank, and it stands inside strings only.
+    In ASCII text without escapes the only white space is the space, and it occurs inside strings only.
     """
     return data.isascii() and b"\\" not in data and b"  " not in data and b'" ' not in data and b' "' not in data
 

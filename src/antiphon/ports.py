@@ -2,8 +2,8 @@
 
 A store opens a ``SyncJournal`` for threads and a ``Journal`` for an event loop: the same steps, once as plain methods
 and once as coroutines. They keep claims, the run log and breaker states. ``Blobs`` keeps large payloads, ``Invoker``
-answers calls, ``Clock`` gives time and randomness, ``Listener`` is told what happened. Stores are mechanism: no rule is
-decided in them (see ``antiphon.decide``).
+answers calls, ``Clock`` provides time and randomness, ``Listener`` receives events. Stores are mechanism: they decide
+no rule (see ``antiphon.decide``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from antiphon.contract.record import DedupeRecord
 
 
 class Row(NamedTuple):
-    """An event on its way into the log. The store gives it its sequence number in the run."""
+    """An event to be appended to the log. The store assigns its sequence number in the run."""
 
     run: str
     type: str
@@ -40,7 +40,7 @@ class ClaimTemplate(msgspec.Struct, kw_only=True, eq=False):
     ttl_ms: int
     lease_ms: int
     owner: str
-    """The process that asks."""
+    """The requesting process."""
     tenant: str = "default"
     workspace: str = "default"
     session_json: bytes = b""
@@ -49,13 +49,13 @@ class ClaimTemplate(msgspec.Struct, kw_only=True, eq=False):
     """How long a claim is kept if it is never settled."""
 
     def __post_init__(self) -> None:
-        self.session_json = bytes(memoryview(orjson.dumps(self.session)))  # orjson's own take 4 KiB each
+        self.session_json = bytes(memoryview(orjson.dumps(self.session)))  # orjson's own bytes take 4 KiB each
         self.actor_json = bytes(memoryview(orjson.dumps(self.actor)))
         self.lives_ms = max(self.ttl_ms, self.lease_ms)
 
 
 class ClaimRequest(Protocol):
-    """What a store reads of a request for the claim on one intent. It keeps the values, never the object.
+    """What a store reads from a request for the claim on one intent. It keeps the values, never the object.
 
     Times are durations: only the store's clock counts.
     """
@@ -78,7 +78,7 @@ class ClaimRequest(Protocol):
 
     @property
     def params(self) -> bytes | tuple[str, str]:
-        """The canonical parameters, or their digests: normalised, and as they were given."""
+        """The canonical parameters, or their digests: normalised, and as given."""
 
     @property
     def request_id(self) -> str:
@@ -95,11 +95,11 @@ class ClaimRequest(Protocol):
 
     @property
     def wait_replicas(self) -> int:
-        """Replicas that must have the claim before it counts (Redis ``WAIT``; 0 = do not ask)."""
+        """Replicas that must have the claim before it counts (Redis ``WAIT``; 0 = no check)."""
 
     @property
     def shown(self) -> str:
-        """The masked arguments, for whoever has to settle the claim if its worker is lost; empty: none are kept."""
+        """The masked arguments, for those who have to settle the claim if its worker is lost; empty: none are kept."""
 
     @property
     def pin(self) -> Pin | None:
@@ -111,7 +111,7 @@ Pin = tuple[str, int]
 
 
 class StaticClaimRequest(NamedTuple):
-    """A request for a claim that is not made by a call."""
+    """A claim request that does not come from a call."""
 
     key: str
     identity: str
@@ -134,7 +134,7 @@ class Claimed(NamedTuple):
 
 
 class Existing(NamedTuple):
-    """Somebody holds or held the claim: the current record, and the one of the asking identity."""
+    """Somebody holds or held the claim: the current record, and the one of the requesting identity."""
 
     current: DedupeRecord
     own: DedupeRecord | None
@@ -142,17 +142,17 @@ class Existing(NamedTuple):
 
 
 class Pinned(NamedTuple):
-    """The id of the call stands for other arguments: nothing was claimed."""
+    """The id of the call belongs to other arguments: nothing was claimed."""
 
     mark: int
-    """The mark that is kept."""
+    """The stored mark."""
 
 
 Begun = Claimed | Existing | Pinned
-"""What became of a request for a claim."""
+"""The result of a claim request."""
 
 Attempt = tuple[int, int, str, bool]
-"""One try of a call: when it began and ended (ms), the code of its error (empty: none), whether that is retriable."""
+"""One attempt of a call: when it began and ended (ms), its error code (empty: none), whether that is retriable."""
 
 
 class Settlement(NamedTuple):
@@ -173,13 +173,13 @@ class Settlement(NamedTuple):
 
 
 class Success(Settlement):
-    """The settlement of most calls: done at the first attempt, and the result is kept as it is."""
+    """The settlement of most calls: done at the first attempt, with the result stored as it is."""
 
     __slots__ = ()
 
 
 class Cursor(NamedTuple):
-    """A place in a list of records or runs, written ``ID@AT``. It outlives what was there."""
+    """A position in a list of records or runs, written ``ID@AT``. It stays valid when the record or run is gone."""
 
     at: int
     """The fence of a record; when a run started, in milliseconds."""
@@ -191,23 +191,23 @@ class Cursor(NamedTuple):
 
     @classmethod
     def of_record(cls, record: DedupeRecord) -> Cursor:
-        """The place of a record."""
+        """The position of a record."""
         return cls(record.fence, record.key)
 
     @classmethod
     def of_run(cls, manifest: RunManifest) -> Cursor:
-        """The place of a run."""
+        """The position of a run."""
         return cls(manifest.started_at_ms, manifest.id)
 
     @classmethod
     def parse(cls, text: str) -> Cursor | None:
-        """The cursor that *text* says; ``None`` if it is an id alone."""
+        """The cursor in *text*; ``None`` if it is only an id."""
         name, mark, at = text.rpartition("@")
         return cls(int(at), name) if mark and at.isdecimal() and len(at) <= _LONGEST_AT else None
 
 
 _LONGEST_AT = 18
-"""Digits of a number that every store can compare with."""
+"""The number of digits that every store can compare."""
 
 
 class BreakerRow(NamedTuple):
@@ -235,24 +235,24 @@ class SyncJournal(Protocol):
     # -- claims --------------------------------------------------------------------------------------------------
 
     def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
-        """Insert an in-flight record if there is no live one, else return what is there.
+        """Insert an in-flight record if there is no live one, or else return what is there.
 
         A settled record lives until ``expires_at_ms``. One in flight lives until it is settled, replaced, cleared or
-        swept, whatever the clock says: what its lease means is decided elsewhere. If the current one has expired but
-        the asking identity has a live execution of its own, that one is returned, as both. The new version is
-        ``max(previous + 1, server microseconds)``, so it grows even after a record expired. *events* are
-        written only if the claim was won.
+        swept, whatever the time: what its lease means is decided elsewhere. If the current one has expired but the
+        requesting identity has a live execution of its own, that one is returned, as both. The new version is
+        ``max(previous + 1, server microseconds)``, so it grows even after a record expired. *events* are written only
+        if the claim was won.
 
-        A request with a pin is first of all tied to its mark, for the TTL of its template, in the same step. If the
-        name has another live mark, whoever gave it, that is the answer. A mark is neither a record nor the key of one.
+        A request with a pin is first tied to its mark, for the TTL of its template, in the same step. If the name has a
+        different live mark, whoever set it, that is the answer. A mark is neither a record nor the key of one.
         """
 
     def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         """Replace the current record if its version is still *version* (takeover, or a new execution).
 
-        The replaced record stays findable by its own identity until it would have expired. If nothing lives
-        there any more (cleared, expired), this is a plain claim. If the asking identity has a live ``done`` record of
-        its own, that is the answer: the record was completed after the caller read it.
+        The replaced record can still be found by its own identity until it would have expired. If nothing lives there
+        any more (cleared, expired), this is a plain claim. If the requesting identity has a live ``done`` record of its
+        own, that is the answer: the record was completed after the caller read it.
         """
 
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
@@ -266,21 +266,21 @@ class SyncJournal(Protocol):
     def alias(self, key: str, identity: str, version: int) -> bool:
         """Let *identity* find the settled record *version* as its own (a waiter that shared a result).
 
-        Whether it does now. It does not if it already has the current record, or a live ``done`` one, for its own;
-        nor if *version* is in flight or gone.
+        Returns whether it does now. It does not if it already has the current record, or a live ``done`` one, of its
+        own; nor if *version* is in flight or gone.
         """
 
     def renew(self, key: str, version: int, lease_ms: int) -> bool:
         """Extend the lease if *version* still holds it in flight."""
 
     def read(self, key: str, identity: str = "") -> Existing | None:
-        """The record without touching it."""
+        """Read the record without changing it."""
 
     def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """Whether this store knows that the claim *version* of an intent without a record was cleared or swept.
 
-        If it does not, it has lost the record (its file was deleted, its server restarted empty): then whoever has the
-        outcome may write it anew.
+        If not, it has lost the record (its file was deleted, its server restarted empty): then whoever has the outcome
+        may write it again.
         """
 
     def wait(self, key: str, version: int, timeout_s: float) -> None:
@@ -300,9 +300,10 @@ class SyncJournal(Protocol):
         limit: int = 100,
         before: Cursor | None = None,
     ) -> Records:
-        """Current records, newest first; with *before* those that follow, whatever became of the record there.
+        """Current records, newest first; with *before* those that follow it, whatever became of the record there.
 
-        A cursor opens no other tenant's record. Behind a record that is gone, those of its moment may come again.
+        A cursor opens no other tenant's record. After a record that is gone, records of the same moment may be
+        repeated.
         """
 
     def earlier(self, *, tenant: str, key: str = "") -> Records:
@@ -316,13 +317,13 @@ class SyncJournal(Protocol):
         """
 
     def tenants(self) -> Collection[str]:
-        """Every tenant that has claims, and perhaps some that had."""
+        """Every tenant that has claims, and possibly some that had."""
 
     def sweep(self, limit: int = 1000) -> int:
-        """Drop expired records. One in flight is first given its TTL once more, and dropped if that ends as well.
+        """Drop expired records. One in flight is first given its TTL once more, and dropped when that ends as well.
 
-        So a clock that is set forward does not end a call that goes on, and a claim whose holder is gone does not stay
-        for ever. A store whose records expire by themselves keeps one in flight for a TTL longer than it says.
+        So a clock that is set forward does not end a call that is still running, and a claim whose holder is gone does
+        not stay forever. A store whose records expire by themselves keeps one in flight for a TTL longer than it says.
         """
 
     # -- run log -------------------------------------------------------------------------------------------------
@@ -349,13 +350,13 @@ class SyncJournal(Protocol):
         limit: int = 50,
         before: Cursor | None = None,
     ) -> Manifests:
-        """Manifests, newest first, of one moment by id; with *before* those that follow, also if that run is gone."""
+        """Manifests, newest first, then by id; with *before* those that follow it, even if that run is gone."""
 
     def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         """Events ``start <= seq < stop`` in order, at most *limit*."""
 
     def delete_run(self, run: str) -> bool:
-        """Forget a run and its events; whether there was one."""
+        """Delete a run and its events; returns whether there was one."""
 
     # -- breakers ------------------------------------------------------------------------------------------------
 
@@ -363,13 +364,13 @@ class SyncJournal(Protocol):
         """Trips, forced states and resets; never counters."""
 
     def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        """Keep *row* unless a newer epoch is there; tell the other processes where the store can push."""
+        """Store *row* unless a newer epoch is there; notify the other processes if the store can push."""
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
         """Call *callback* with each saved row of *tenant*; returns how to stop, or ``None`` if the store cannot push.
 
-        It may be called from the store's own thread and must not block. After a gap in the connection it is called
-        with every row: a repeated one changes nothing.
+        It may be called from the store's own thread and must not block. After a gap in the connection it is called with
+        every row: a repeated one changes nothing.
         """
 
     # -- the connection ------------------------------------------------------------------------------------------
@@ -378,7 +379,7 @@ class SyncJournal(Protocol):
         """Reach the store: version, latency, durability; raises :class:`~antiphon.errors.StoreUnavailable`."""
 
     def close(self) -> None:
-        """Give back connections and threads; further calls fail."""
+        """Release connections and threads; further calls fail."""
 
 
 Records = list[DedupeRecord]
@@ -491,7 +492,7 @@ class Journal(Protocol):
 
 
 class Store(Protocol):
-    """A description of a back-end. Each gateway opens its own journal."""
+    """Describes a back-end. Each gateway opens its own journal."""
 
     def open_sync(self) -> SyncJournal:
         """A journal for threads; each gateway opens one of its own."""
@@ -501,7 +502,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets; two stores of one URL hold the same records."""
+        """Where it is, without secrets; two stores with the same URL hold the same records."""
 
     @property
     def in_process(self) -> bool:
@@ -512,27 +513,27 @@ class Blobs(Protocol):
     """Content-addressed payloads within one tenant. Methods block; an event loop calls them in a thread."""
 
     def put(self, tenant: str, data: bytes) -> str:
-        """Keep *data* once; returns its reference (``sha256:…``)."""
+        """Store *data* once; returns its reference (``sha256:…``)."""
 
     def get(self, tenant: str, ref: str) -> bytes:
-        """Raises :class:`~antiphon.errors.NotFound`, or ``ArtifactError`` if the content is not what it says."""
+        """Raises :class:`~antiphon.errors.NotFound`, or ``ArtifactError`` if the content does not match *ref*."""
 
     def delete(self, tenant: str, ref: str) -> None:
-        """Forget a payload; one that is not there is no error."""
+        """Delete a payload; a missing one is no error."""
 
     def refs(self, tenant: str) -> Iterable[str]:
         """The references of every payload of the tenant."""
 
 
 class Listener(Protocol):
-    """Told what the gateway decided. Must not raise and must not block."""
+    """Receives what the gateway decided. Must not raise and must not block."""
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Take note of *event*, one of the names under Telemetry, and its fields."""
+        """Handle *event*, one of the names under Telemetry, and its fields."""
 
 
 class Clock:
-    """Wall time, monotonic time, randomness and sleep of the live world; tests pass their own."""
+    """Wall time, monotonic time, randomness and sleep in production; tests pass their own."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.random: random.Random = random.Random(seed) if seed is not None else random.Random()
@@ -560,7 +561,7 @@ class Clock:
 
 
 class Invocation(NamedTuple):
-    """One logical call on its way to whoever answers it."""
+    """One logical call on its way to the invoker that answers it."""
 
     kind: str
     """``tool``, ``llm`` or ``mcp``."""
@@ -576,15 +577,15 @@ class Invocation(NamedTuple):
     body: Any = None
     """The provider's own request body of a model call."""
     send: Any = None
-    """How the code itself would ask its model, where it said so."""
+    """How the code itself would send the request to its model, if it said so."""
     dialect: str = ""
-    """Whose shape the body has: ``openai-chat``, ``anthropic`` …"""
+    """The format of the body: ``openai-chat``, ``anthropic`` …"""
     written: bytes | None = None
-    """The arguments of a tool as JSON, where the recording has them written in the same way."""
+    """The arguments of a tool as JSON, if the recording has them written in the same way."""
     heard: Callable[[], Answer | None] | None = None
-    """What a model had answered before the run was interrupted, if it was."""
+    """The answer of a model from before the run was interrupted, if there was one."""
     begin: Callable[[], Awaitable[None]] | None = None
-    """Writes that a model is asked, for an invoker that asks it itself: before it does."""
+    """Records that a model is asked, for an invoker that asks it itself: called before it does."""
 
 
 AS_RECORDED = "asRecorded"
@@ -610,13 +611,13 @@ class Answer(NamedTuple):
 
 
 class Invoker(Protocol):
-    """Answers calls in place of the world. A run without one is live."""
+    """Answers calls in place of the tools and models. A run without one is live."""
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         """The answer to a tool call, or ``None`` to let it run live. Raises ``Divergence`` to refuse."""
 
     async def answer(self, call: Invocation) -> Answer | None:
-        """The same for any call; a model may have to be asked for it."""
+        """The same for any call; it may have to ask a model."""
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
-        """A value of clock or chance."""
+        """A value of the clock or of randomness."""

@@ -1,4 +1,4 @@
-"""Before the claim: what can be said of a call without the store. Hooks, keys, turn, loop guard, breakers."""
+"""Before the claim: everything that is decided without the store. Hooks, keys, turn, loop guard, breakers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from antiphon.errors import InvalidInput
 from antiphon.keys import KeyMaker
 
 _REFRESH_S, _FIRST_REFRESH_S = 0.1, 1.0
-_new = tuple.__new__  # half the price of a named tuple's own constructor
+_new = tuple.__new__  # half the cost of a named tuple's own constructor
 
 
 def admit(call: GuardedCall) -> Step:
@@ -76,12 +76,12 @@ def admit(call: GuardedCall) -> Step:
 
 
 def _begin(call: GuardedCall) -> Step:
-    """Ask for the claim; an undo looks at what it undoes first."""
+    """Request the claim; an undo first reads the execution that it undoes."""
     return claim.begin_named(call) if call.options.undoes is None else undo.prepare(call)
 
 
 def _not_live(call: GuardedCall, run: RunEntry) -> Step | None:
-    """A run that was cancelled makes no call. In a replay the recording answers; a saga remembers it all the same."""
+    """A cancelled run makes no calls. In a replay the recording answers; a saga still remembers the call."""
     if run.scope.cancelled and not undoing.get():
         return refused(call, outcomes.run_cancelled(call.plan.name))
     if run.scope.invoker is None or run.entered:
@@ -92,7 +92,7 @@ def _not_live(call: GuardedCall, run: RunEntry) -> Step | None:
 
 
 def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
-    """Deadline, turn control, loop guard, reentrancy and breakers: what keeps a call from its claim."""
+    """Deadline, turn control, loop guard, reentrancy and breakers: the checks that can stop a call before its claim."""
     policy, turn = call.policy, call.turn
     if plan.approving is not None:
         approval.consider(call)
@@ -102,7 +102,7 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
         return answered(call, denied)
     asked = turn is not None or call.run is not None or call.call_id is not None
     if plan.watches and asked and call.options.undoes is None:
-        blocked = _watch(call, plan, now)  # calls that no agent loop makes are not
+        blocked = _watch(call, plan, now)  # calls outside of an agent loop are not checked
         if blocked is not None:
             return answered(call, blocked)
     if call.outer is not None and policy.mode != "disabled" and is_held(call.key):
@@ -116,7 +116,7 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
 
 
 def _watch(call: GuardedCall, plan: Plan, now: float) -> Outcome | None:
-    """Ask the loop guard of the run, else of the session; a refusal, or ``None``."""
+    """Ask the loop guard of the run, or else of the session; return a refusal or ``None``."""
     turn = call.turn
     guard = None if turn is None or call.run is not None else turn.session.known_guard
     call.guard = guard = guard or _guard(call, now)
@@ -135,7 +135,7 @@ def _refused(call: GuardedCall, stop: Outcome) -> Step:
 
 
 def _waits_for_news(plan: Plan) -> bool:
-    """Whether to ask for breakers of others now; a call that is off or in shadow mode does not wait for the store."""
+    """Whether to read others' breakers now; a call that is off or in shadow mode does not wait for the store."""
     plans = plan.plans
     watcher = plans.watcher
     if not plan.off and (plan.shadow is None or not watcher.beside):
@@ -147,20 +147,20 @@ def _waits_for_news(plan: Plan) -> bool:
 
 
 def _patience(plan: Plan) -> float:
-    """How long a call waits to hear of breakers: hardly at all, where one is open already."""
+    """How long a call waits for breaker states: hardly at all if one is open already."""
     if any(breaker.pass_for_all is None for breaker in plan.policy.path):
         return plan.plans.store_breaker.look_s
     return _REFRESH_S if plan.plans.was_refreshed else _FIRST_REFRESH_S
 
 
 def _refreshed(call: GuardedCall, _: None) -> Step:
-    """Settings, hooks or listeners may have changed: go on with the plan as of now."""
+    """Settings, hooks or listeners may have changed: continue with the current plan."""
     call.plan = call.plan.as_of_now()
     return admit(call)
 
 
 def _derive_given(call: GuardedCall, maker: KeyMaker, given_key: str) -> None:
-    """The keys of a call whose caller or hook named one: that alone is its identity (D2)."""
+    """Derive the keys of a call whose caller or hook gave one: that key alone is its identity (D2)."""
     key, named, digest, given, _ = maker.keys_given(call.arguments, given_key, call.options.keyed)
     call.key = call.identity = key
     call.idempotency_key = call.plan.results.kept_key(key, named)
@@ -178,7 +178,7 @@ def _switched_off(call: GuardedCall) -> Step:
 
 
 def _ask_hooks(call: GuardedCall) -> Outcome | None:
-    """The before-hooks; an outcome if one of them stopped the call."""
+    """Run the before-hooks; return an outcome if one of them stopped the call."""
     plan, (session, actor, _) = call.plan, call.place
     assert plan.hooks is not None
     spec = plan.tool.spec
@@ -197,7 +197,7 @@ def _ask_hooks(call: GuardedCall) -> Outcome | None:
 
 
 def _shadow(call: GuardedCall, plan: Plan) -> Step:
-    """Claim under a key of its own, with breakers of its own; nothing waits, blocks or retries (R12)."""
+    """Claim under a separate key, with separate breakers; nothing waits, blocks or retries (R12)."""
     turn, verdict = call.turn, call.extras.verdict
     call.key = plan.begin_prefix + call.key
     if turn is not None and call.pair in turn.succeeded and (denied := _deny(call, turn)) is not None:
@@ -208,7 +208,7 @@ def _shadow(call: GuardedCall, plan: Plan) -> Step:
 
 
 def _without_key(call: GuardedCall, error: Exception) -> Step:
-    """The arguments have no canonical form; in shadow mode the function is given them all the same."""
+    """The arguments have no canonical form; in shadow mode the function is called with them anyway."""
     plan = call.plan.shadow
     if plan is None or call.policy.safety:
         if not isinstance(error, InvalidInput):
@@ -234,7 +234,7 @@ def _deny(call: GuardedCall, turn: TurnState) -> Outcome | None:
 
 
 def _guard(call: GuardedCall, now: float) -> Guard:
-    """The loop guard of the run, else of the session."""
+    """The loop guard of the run, or else of the session."""
     if call.run is not None:
         state: dict[Any, Any] = call.run.scope.gateway_state
         known: Guard | None = state.get("loop")
@@ -246,7 +246,7 @@ def _guard(call: GuardedCall, now: float) -> Guard:
 
 
 def _ask_guard(call: GuardedCall, guard: Guard, now: float) -> Outcome | None:
-    """A refusal, or ``None``; a note goes to the model with the result."""
+    """Return a refusal or ``None``; a note goes to the model with the result."""
     if guard.redelivered(call.identity):
         call.guard = None
         return None
@@ -262,13 +262,13 @@ def _ask_guard(call: GuardedCall, guard: Guard, now: float) -> Outcome | None:
     return refused_by_guard(verdict)
 
 
-# -- shadow mode: what the gateway would have done is found out beside the call, which is made as if there were none ---
-# The twin of a call goes the way of every call, with claims and breakers of its own; only the tool is not called. It
-# stops where the tool would be, and goes on when the call has ended, with what came of that.
+# -- shadow mode: a twin finds out what the gateway would have done; the call is made as if there were none -----------
+# The twin takes the path of every call, with claims and breakers of its own, but does not call the tool. It stops where
+# the tool would be called and continues with the outcome of the real call.
 
 
 def _make_watched(call: GuardedCall, shadow: Plan, verdict: str) -> Step:
-    """Make *call* as if there were no gateway, and have its twin say what would have been done; or say *verdict*."""
+    """Make *call* as if there were no gateway and let its twin find the verdict; or report *verdict*."""
     asked, watcher = call.policy, shadow.plans.watcher
     call.plan, call.policy = shadow, shadow.bare
     if not verdict and not watcher.takes():
@@ -294,7 +294,7 @@ def _twin(call: GuardedCall, shadow: Plan, asked: Policy) -> GuardedCall:
 
 
 def _end(twin: GuardedCall, call: GuardedCall) -> None:
-    """Settle the twin as the call ended."""
+    """Settle the twin with the outcome of the call."""
     outcome, interrupt = call.outcome, call.extras.interrupt
     error = interrupt if interrupt is not None or outcome is None else outcome.exception
     if error is not None:
@@ -309,5 +309,5 @@ def _end(twin: GuardedCall, call: GuardedCall) -> None:
     try:
         twin.plan.plans.watcher.drive(twin, step)
     except BaseException as passed:
-        if passed is not error:  # else the caller has it
+        if passed is not error:  # otherwise the caller has it
             raise

@@ -1,4 +1,4 @@
-"""Asks a person before a call is dispatched, and spends what was approved. The approval is the claim of the call."""
+"""Asks a person before a call is dispatched, and spends the approval, which is kept in the call's claim record."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("antiphon.gateway")
 
 KEPT_MS = 86_400_000
-"""How long an approval can be looked at after it is over."""
+"""How long an approval can be viewed after it has ended."""
 MESSAGES = {
     GRANTED: "A person approved this call; the next delivery of it runs.",
     DENIED: "A person denied this call. It was not made. Do not make it again; say so, or suggest something else.",
@@ -58,10 +58,10 @@ def _digests(call: GuardedCall) -> tuple[str, ...]:
 
 
 def is_good(call: GuardedCall, asked: Asked, now_ms: int) -> bool:
-    """Whether the claim just won may be dispatched: the approval it replaced is good for it, at the store's time.
+    """Whether the claim just won may be dispatched: the approval it replaced is valid for it, at the store's time.
 
-    The digest is made anew from the arguments as they are now. A worker that was away for longer than its lease may
-    have replaced what followed that approval: it asks again.
+    The digest is computed again from the current arguments. A worker that stalled for longer than its lease may have
+    replaced what followed that approval; it asks again.
     """
     approval = asked.spending
     if approval is None or now_ms - asked.seen_ms > call.plan.lease_ms:
@@ -70,7 +70,7 @@ def is_good(call: GuardedCall, asked: Asked, now_ms: int) -> bool:
 
 
 def question(call: GuardedCall, now_ms: int) -> tuple[Approval, Settlement]:
-    """A new approval that waits for a decision, and the record that says so."""
+    """A new pending approval, and the settlement that records it."""
     plan, asked = call.plan, call.extras.asked
     assert plan.approving is not None and asked is not None
     ttl_ms = plan.approving.ttl_ms
@@ -91,7 +91,7 @@ def question(call: GuardedCall, now_ms: int) -> tuple[Approval, Settlement]:
 
 
 def decided(approval: Approval, code: str, *, by: str, at_ms: int, where: str, reason: str = "") -> Settlement:
-    """The record of an approval that somebody decided."""
+    """The settlement that records a decision on an approval."""
     made = msgspec.structs.replace(approval, decided_by=by, decided_at_ms=at_ms, decided_from=where, reason=reason)
     said = f"{MESSAGES[code]} Reason: {reason}" if reason and code != GRANTED else MESSAGES[code]
     left_ms = max(0, approval.expires_at_ms - at_ms) + KEPT_MS
@@ -99,10 +99,10 @@ def decided(approval: Approval, code: str, *, by: str, at_ms: int, where: str, r
 
 
 def counts(verdict: Verdict, asked: Asked, found: Approval) -> bool:
-    """Whether what was decided in a framework is about this approval.
+    """Whether a decision made in a framework applies to this approval.
 
-    It names it; or it is about the one that this framework has shown, and then this very delivery cannot have asked.
-    The asker decides nothing.
+    Either it names the approval; or it is about the one that the framework has shown, and then this delivery cannot
+    have asked. The asker decides nothing.
     """
     if verdict.by.strip().casefold() == found.asker.strip().casefold():
         log.error("%s made this call and cannot decide on it", verdict.by)
@@ -113,7 +113,7 @@ def counts(verdict: Verdict, asked: Asked, found: Approval) -> bool:
 
 
 def audited(call: GuardedCall, found: Approval, code: str, verdict: Verdict, at_ms: int) -> tuple[RunManifest, Row]:
-    """The line of the audit log about a decision that the process of the call made."""
+    """The audit log entry for a decision made in the process of the call."""
     plan = call.plan
     manifest = audit_manifest(plan.results.tenant, plan.plans.settings.workspace, at_ms)
     about = {"approval": found.id, "key": call.key, "tool": plan.name, "asker": found.asker, "from": verdict.where}
@@ -126,21 +126,21 @@ def audited(call: GuardedCall, found: Approval, code: str, verdict: Verdict, at_
 
 
 def is_granted(call: GuardedCall, found: Approval) -> Outcome:
-    """The answer to a call that only asks, when somebody has approved it."""
+    """The answer to a call that only asks, once somebody has approved it."""
     outcome = outcomes.failed("error", GRANTED, MESSAGES[GRANTED])
     outcome.note(approvalId=found.id, approvalExpiresAtMs=found.expires_at_ms)
     return outcome
 
 
 def given_back(approval: Approval) -> Settlement:
-    """The call certainly took no effect: its approval can be spent again."""
+    """The call certainly had no effect: its approval can be spent again."""
     error = (GRANTED, MESSAGES[GRANTED], True, False)
     ttl_ms = max(0, approval.expires_at_ms - approval.asked_at_ms) + KEPT_MS
     return Settlement("failed", ttl_ms, payload=written(approval), error=error, dispatched=False)
 
 
 def settles(call: GuardedCall, settlement: Settlement) -> Settlement:
-    """How a call ends that has spent an approval: what certainly had no effect gives it back."""
+    """How a call that has spent an approval ends: if it certainly had no effect, it gives the approval back."""
     asked = call.extras.asked
     if asked is None or asked.spent is None:
         return settlement
@@ -170,7 +170,7 @@ def required(call: GuardedCall, approval: Approval) -> Outcome:
 
 
 def view(call: GuardedCall, approval: Approval) -> dict[str, Any]:
-    """What an approver function and listeners are told; the arguments are masked."""
+    """What an approver function and listeners receive; the arguments are masked."""
     plan = call.plan
     assert plan.approving is not None
     return {

@@ -18,11 +18,11 @@ from antiphon.keys import exact_params
 log = logging.getLogger("antiphon.gateway")
 
 MAY_CHANGE = "(may change)"
-"""Among the arguments that a person is shown: those of ``approve_ignore``."""
+"""The name of the ``approve_ignore`` arguments among those that a person is shown."""
 
 
 class Approving:
-    """What one tool declares about approval, settled with the policies of the configuration."""
+    """What one tool declares about approval, combined with the policies of the configuration."""
 
     __slots__ = ("_defaults", "_needs", "_spec", "approver", "bind", "policy", "ttl_ms", "version", "wait_s")
 
@@ -53,17 +53,17 @@ class Approving:
             return True
 
     def asked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """What is asked about: the arguments, and the defaults of the others."""
+        """What approval is asked for: the arguments, with defaults filled in."""
         return arguments | {name: value for name, value in self._defaults.items() if name not in arguments}
 
     def shown(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """What a person is shown of it: those that the approval does not bind stand apart."""
+        """What a person is shown: arguments that the approval does not bind are listed separately."""
         given = self.asked(arguments)
         free = {name: given.pop(name) for name in self._spec.approve_ignore if name in given}
         return {**given, MAY_CHANGE: free} if free else given
 
     def bound_to(self, key: str, arguments: dict[str, Any]) -> str:
-        """What the digest of an approval is made from: the intent, and the exact arguments after defaults."""
+        """What the digest of an approval is computed from: the intent, and the exact arguments after defaults."""
         given = self.asked(arguments)
         for name in self._spec.approve_ignore:
             given.pop(name, None)
@@ -72,14 +72,14 @@ class Approving:
 
 
 class Asked:
-    """What is known of the approval of one call."""
+    """What is known about the approval of one call."""
 
     __slots__ = ("approval", "consulted", "is_new", "need", "pause_s", "seen_ms", "spending", "spent", "until")
 
     def __init__(self, need: Need) -> None:
         self.need: Need = need
         self.spending: Approval | None = None
-        """The approval that the claim on its way replaces."""
+        """The approval that the pending claim request replaces."""
         self.seen_ms: int = 0
         """When it was read, by the store's time."""
         self.spent: Approval | None = None
@@ -90,13 +90,13 @@ class Asked:
         """Whether this delivery asked: nobody can have decided yet."""
         self.consulted: bool = False
         self.pause_s: float = 0.05
-        """Until it looks at the record again."""
+        """Seconds until the call reads the record again."""
         self.until: float = 0.0
-        """How long the call itself waits, on the monotonic clock."""
+        """Until when the call itself waits, on the monotonic clock."""
 
 
 def _plain(value: Any) -> Any:
-    """A default as it can be written down."""
+    """A default in a form that can be serialised."""
     try:
         canonical_json(value)
     except InvalidInput:
@@ -133,7 +133,7 @@ def _policy(
 
 
 def _by_name(function: Callable[..., Any]) -> Callable[[dict[str, Any]], bool]:
-    """The predicate is given the parameters it names."""
+    """Give the predicate the parameters that it names."""
     parameters = inspect.signature(function).parameters.values()
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
         return lambda arguments: bool(function(**arguments))

@@ -1,4 +1,4 @@
-"""The attempts of a call: breaker permit, time limit, tool, and whether to try again (R7, R8, D3, D5)."""
+"""The attempts of a call: breaker permit, time limit, tool, and whether to retry (R7, R8, D3, D5)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def dispatch(call: GuardedCall) -> Step:
         hold(call, plan.renew_every)
     if plan.watched_only and call.extras.watching:
         plan.reporter.shadow(call, call.extras.verdict or "run")
-        return DONE  # what came of the call itself goes on with it
+        return DONE  # the twin continues with the outcome of the call itself
     _set_held((call.key, call.outer))
     if call.run is not None:
         call.run.go_inside()
@@ -58,7 +58,7 @@ def dispatch(call: GuardedCall) -> Step:
 
 
 def _not_now(call: GuardedCall) -> Step | None:
-    """What has to be looked at before an attempt that is not the plain first one."""
+    """The checks before any attempt that is not the plain first one."""
     plan, extras, deadline = call.plan, call.extras, call.policy.deadline
     if call.number or extras.waited_for:
         extras.began = plan.monotonic()
@@ -70,14 +70,14 @@ def _not_now(call: GuardedCall) -> Step | None:
 
 
 def _take_permits(call: GuardedCall) -> Refusal | None:
-    """Ask every breaker on the way; what was given is given back if one of them refuses."""
+    """Acquire a permit from every breaker on the path; return those acquired if one of them refuses."""
     closed = call.policy.all_closed()
     if closed is not None:
         call.permits = closed if not call.extras.verdict else ()
         return None
     taken: list[tuple[Breaker, Permit]] = []
     call.permits = taken
-    for breaker in call.policy.path if not call.extras.verdict else ():  # in shadow mode only calls that would run
+    for breaker in call.policy.path if not call.extras.verdict else ():  # in shadow mode only for calls that would run
         permit = breaker.permit(call.began)
         if permit.transitions:
             _moved(call, breaker, permit.transitions)
@@ -119,7 +119,7 @@ def _hooks_again(call: GuardedCall) -> Step | None:
 
 
 def _dispatch(call: GuardedCall) -> Dispatch:
-    """An attempt with a time limit, on a thread, in chunks, or of a tool that wants to know about its call."""
+    """An attempt with a time limit, on a thread, as a stream, or of a tool that takes the context of its call."""
     plan, policy = call.plan, call.policy
     tool, limit = plan.tool, policy.timeout_s
     if policy.deadline is not None:
@@ -155,7 +155,7 @@ def _returned(call: GuardedCall, value: Any) -> Step:
 
 
 def _opened(call: GuardedCall, opened: Opened) -> Step:
-    """The first chunk of a stream is there: the caller reads on, and its end resumes the call."""
+    """The first chunk of a stream has arrived: the caller reads on, and the end of the stream resumes the call."""
     call.come_back()
     call.outcome = outcome = Outcome("success", attempts=call.number)
     outcome.stream = opened
@@ -163,7 +163,7 @@ def _opened(call: GuardedCall, opened: Opened) -> Step:
 
 
 def returned(call: GuardedCall) -> Step:
-    """The tool did; ``value`` is what it returned."""
+    """The tool returned; ``value`` is its result."""
     plan, extras = call.plan, call.extras
     if call.run is None and call.policy.inline:
         _set_held(call.outer)
@@ -190,7 +190,7 @@ def returned(call: GuardedCall) -> Step:
 
 
 def raised(call: GuardedCall, error: BaseException) -> Step:
-    """The tool did not: classify, vote, and ask the retry table."""
+    """The tool raised: classify the failure, report it to the breakers, and ask the retry table."""
     call.come_back()
     plan, extras = call.plan, call.off_path()
     now = plan.monotonic()
@@ -225,7 +225,7 @@ def raised(call: GuardedCall, error: BaseException) -> Step:
 
 
 def _interrupted(call: GuardedCall, error: BaseException, now: float) -> Step:
-    """The tool paused by itself, or its caller went away while it ran."""
+    """The tool suspended itself, or its caller went away while it ran."""
     extras, code = call.extras, interruption(error)
     _vote(call, None)
     note(call, now, code, False)
@@ -238,7 +238,7 @@ def _interrupted(call: GuardedCall, error: BaseException, now: float) -> Step:
 
 
 def _doubt(call: GuardedCall) -> None:
-    """This attempt may have had its effect: what another one comes to later does not tell."""
+    """This attempt may have had its effect, whatever the outcome of a later one."""
     if call.extras.late is not None:
         call.extras.late.doubts.add(call.number)
 
@@ -249,7 +249,7 @@ def _slept(call: GuardedCall, _: None) -> Step:
 
 
 def renewed(call: GuardedCall, kept: bool) -> Step:
-    """The claim is ours, or somebody took it while this worker was away."""
+    """The claim is ours, or somebody took it while this worker was stalled."""
     if kept:
         return dispatch(call)
     if call.extras.last is not None:
@@ -266,13 +266,13 @@ def not_renewed(call: GuardedCall) -> Step:
 
 
 def failure_of(call: GuardedCall, error: BaseException) -> Failure:
-    """What kind of failure an exception is; what it quotes of the call's secrets is masked."""
+    """Classify an exception; secrets of the call that it quotes are masked."""
     failure = _classified(call, error)
     return failure._replace(message=unquoted(call, failure.message)) if failure.message else failure
 
 
 def unquoted(call: GuardedCall, text: str) -> str:
-    """*text* without the secrets among the arguments; the end of the run leaves them out, too."""
+    """*text* without the secrets among the arguments; the end event of the run omits them, too."""
     found = call.plan.results.quoted(call.arguments)
     if not found:
         return text
@@ -337,7 +337,7 @@ def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float
 
 
 def _judge_watched(call: GuardedCall, failure: Failure, error: BaseException, step: Retry | Stop) -> Outcome:
-    """The layer is off or only watches: the failure is the function's own."""
+    """The layer is off or in shadow mode: the failure is the function's own."""
     extras = call.off_path()
     if isinstance(step, Retry) and call.version and extras.verdict in ("", "run"):
         call.plan.reporter.shadow(call, "retry")
@@ -348,7 +348,7 @@ def _judge_watched(call: GuardedCall, failure: Failure, error: BaseException, st
 
 
 def _stopped(call: GuardedCall, stop: Outcome) -> Step:
-    """No further attempt may start: the last one's error is the answer, and what it left open stays open (D3)."""
+    """No further attempt may start: the last error is the answer, and an outcome that it left open stays open (D3)."""
     last = call.extras.last
     if last is None:
         return settle_failure(call, stop)
@@ -392,7 +392,7 @@ def stream_failed(call: GuardedCall, error: BaseException, chunks: int) -> Step:
 
 
 def stream_broken_off(call: GuardedCall, why: str, said: str, chunks: int) -> Step:
-    """The reader went away."""
+    """The reader stopped reading."""
     plan = call.plan
     _vote(call, None)
     note(call, plan.monotonic(), "cancelled", False)
@@ -413,7 +413,7 @@ def note(call: GuardedCall, now: float, code: str, retriable: bool) -> None:
 
 
 def _vote(call: GuardedCall, failure: Failure | None) -> None:
-    """Report a failed attempt; ``None`` gives the permits back without a vote."""
+    """Report a failed attempt to the breakers; ``None`` returns the permits without a report."""
     now = call.plan.monotonic()
     pause = None
     if failure is not None and failure.breaker_vote == "rate_only":

@@ -1,13 +1,13 @@
-"""The breakers of one gateway: one per tool, dependency and tenant, and what processes tell each other (R9).
+"""The breakers of one gateway: one per tool, dependency and tenant, and the state that processes share (R9).
 
-Shared rows come in two kinds. An operator's act (forced, reset) is one row under the breaker's own name and binds
-everybody. A trip is one row per process, ``name#owner``: it opens the breaker of another process only when ``quorum``
+Shared rows come in two kinds. An operator's act (forced, reset) is one row under the breaker's own name and binds every
+process. A trip is one row per process, ``name#owner``: it opens the breaker of another process only when ``quorum``
 processes say so, because one bad node must not stop calls to a healthy dependency for all. When a process starts, any
-live trip counts, so that a restart does not forget. An operator's act outdates all trips before it. Counters are
-never shared.
+live trip counts, so that a restart does not lose it. An operator's act overrides all earlier trips. Counters are never
+shared.
 
-Clocks of machines differ, so what counts of a row is how long it lasts. It is no older than the last look of a process,
-and new if the store told of it at once. Only within these bounds, and when a process starts, clocks are compared.
+The clocks of machines differ, so what counts is how long a row lasts. It is no older than the previous read of the
+process, and new if the store pushed it. Only within these bounds, and when a process starts, clocks are compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Path = tuple[Breaker, ...]
 
 
 def breaker_key(hint: str, tool: Tool) -> str:
-    """The name a breaker goes by in the store, in logs and in the admin commands."""
+    """The breaker's name in the store, in logs and in the admin commands."""
     if hint == "global":
         return "global"
     if hint == "dependency" and tool.spec.dependency:
@@ -41,20 +41,20 @@ class Breakers:
         self._clock = clock
         self._quorum = quorum
         self._changed = changed
-        """Told when a path may have changed, for those who remember one."""
+        """Called when a path may have changed, for callers that cache one."""
         self._by_key: dict[str, Breaker] = {}
         self._paths: dict[tuple[str, str], Path] = {}
         self._seen: dict[str, BreakerRow] = {}
         self._ends: dict[str, tuple[BreakerRow, float]] = {}
-        """When the rows that were seen are over, by the monotonic clock."""
+        """When the known rows expire, on the monotonic clock."""
         self._looked = -math.inf
-        """When rows were taken over last, by the monotonic clock."""
+        """When rows were last adopted, on the monotonic clock."""
         self._lock = threading.Lock()
         self.dirty: dict[str, Breaker] = {}
         """Breakers whose state changed here and has not been written yet."""
 
     def path(self, tool: Tool, hint: str) -> Path:
-        """The breaker that counts this call, first, then the enclosing ones that exist."""
+        """The breaker that counts this call, then the enclosing ones that exist."""
         found = self._paths.get((tool.full_name, hint))
         return found if found is not None else self._make_path(tool, hint)
 
@@ -74,11 +74,11 @@ class Breakers:
             breaker = self._by_key[key] = Breaker(policy)
             self._forget_paths()
         elif policy is not DEFAULT_BREAKER and breaker.policy is DEFAULT_BREAKER:
-            breaker = self._renew(key, breaker, policy)  # somebody asked for it before the tool's first call
+            breaker = self._renew(key, breaker, policy)  # it was requested before the tool's first call
         return breaker
 
     def _renew(self, key: str, old: Breaker, policy: BreakerPolicy) -> Breaker:
-        """A breaker of another policy. What time or an operator made of the old one stays; counters start anew."""
+        """Replace a breaker after a policy change. State set by time or an operator is kept; counters start at zero."""
         now = self._clock.monotonic()
         new = self._by_key[key] = Breaker(policy)
         self._forget_paths()
@@ -93,7 +93,7 @@ class Breakers:
         self._changed()
 
     def replace(self, tool: Tool) -> None:
-        """Take the tool's new policy."""
+        """Apply the tool's new policy."""
         key = breaker_key("tool", tool)
         with self._lock:
             old = self._by_key.get(key)
@@ -101,11 +101,11 @@ class Breakers:
                 self.dirty[key] = self._renew(key, old, tool.breaker_policy)
 
     def name_of(self, breaker: Breaker) -> str:
-        """What *breaker* is called; empty if another one has taken its place."""
+        """The name of *breaker*; empty if another one has replaced it."""
         return next((key for key, known in self.items() if known is breaker), "")
 
     def get(self, key: str) -> Breaker:
-        """The breaker of that name, made if need be (an operator may force one before its first call)."""
+        """The breaker of that name, created if needed (an operator may force one before its first call)."""
         with self._lock:
             return self._ensure(key)
 
@@ -116,7 +116,7 @@ class Breakers:
     # -- shared state --------------------------------------------------------------------------------------------
 
     def row(self, key: str, breaker: Breaker) -> BreakerRow:
-        """What the other processes are told about a change made here."""
+        """The row that tells the other processes about a change made here."""
         wall, state = self._clock.now_ms(), breaker.export(self._clock.monotonic())
         operator = state.state == "FORCED_OPEN" or state.reason.startswith(RESET_REASON)
         name = key if operator else f"{key}#{owner_token()}"
@@ -126,9 +126,9 @@ class Breakers:
         return row
 
     def adopt(self, rows: Iterable[BreakerRow], *, told: bool = False) -> list[tuple[str, Transition]]:
-        """Take over what other processes or an operator wrote; returns what changed here.
+        """Adopt what other processes or an operator wrote; return what changed here.
 
-        *told*: the store tells of each row at once, so that one that was not seen before is new.
+        *told*: the store pushes every row at once, so one that was not seen before is new.
         """
         now = self._clock.monotonic()
         changed: list[tuple[str, Transition]] = []
@@ -143,7 +143,7 @@ class Breakers:
                 key, _, owner = row.key.partition("#")
                 if owner:
                     live = row.state in ("OPEN", "HALF_OPEN") and left[row.key] > 0 and owner != owner_token()
-                    if live and row.epoch > acts.get(key, 0):  # what an operator has reset counts no more
+                    if live and row.epoch > acts.get(key, 0):  # trips before an operator's reset no longer count
                         votes.setdefault(key, []).append(row)
                 elif self._seen.get(row.key) != row:
                     self._seen[row.key] = row
@@ -164,7 +164,7 @@ class Breakers:
         return changed
 
     def _left_ms(self, row: BreakerRow, now: float, oldest_ms: float) -> float:
-        """How long a row still lasts, which is at most so old if it is new here; 0 if it is over, or has no end."""
+        """How long a row still lasts, at most *oldest_ms* old if it is new here; 0 if it has expired or has no end."""
         if not row.until_ms:
             return 0
         known = self._ends.get(row.key)

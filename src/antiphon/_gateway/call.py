@@ -1,7 +1,7 @@
 """One guarded call: everything known about it, and nothing that waits.
 
 Functions of ``admission``, ``claim``, ``attempt``, ``settlement`` and ``repair`` decide what comes next and return it
-as a step; a driver makes the step and hands the reply back (``steps``, ``drivers``).
+as a step; a driver performs the step and passes the reply back (``steps``, ``drivers``).
 """
 
 from __future__ import annotations
@@ -37,64 +37,64 @@ _held, _set_held = held.get, held.set
 
 
 class Extras:
-    """State that only calls off the plain path need. Those on it share one, which nobody changes."""
+    """State that only calls off the plain path need. Plain calls share one instance, which is never changed."""
 
     look_s: float = 1.0
-    """Seconds after which a waiter looks by itself whether the holder's process still exists."""
+    """Seconds until a waiter polls, unnotified, whether the holder's process still exists."""
     waited_for = 0
-    """The version in flight that this call has been waiting for."""
+    """The in-flight version that this call has been waiting for."""
     waits_long = False
-    """Whether the log says that this call has waited for long."""
+    """Whether the log says that this call has waited for a long time."""
     refusals = 0
     """How often the store has refused to change a record that it says is the current one."""
     reuse: Reuse | None = None
     """The record that answers, and how it was found."""
     reused_at_ms = 0
     hit = ""
-    """The state of that record, as the metrics say it, once it has answered."""
+    """The state of that record, as the metrics name it, once it has answered."""
     refusal: Outcome | None = None
     """The answer of an open breaker, unless a record has a better one."""
     asked: Asked | None = None
-    """A person must approve the call: what is known of that."""
+    """What is known about the approval, if a person must approve the call."""
     hooked: HookCall | None = None
     loop_note = ""
     began: float = 0.0
-    """When the present attempt began, if that was not the start of the call."""
+    """When the current attempt began, if that was not the start of the call."""
     may_have_applied = False
     """A failed attempt may have had its effect."""
     dispatched = False
-    """An attempt was broken off, and nothing certain is known of it."""
+    """An attempt was interrupted, and its effect is uncertain."""
     last: Outcome | None = None
-    """What the last attempt came to, if there may be another."""
+    """The outcome of the last attempt, if another one may follow."""
     retried: tuple[Retried, ...] = ()
     looked = False
-    """Whether the record was looked at that would not be settled."""
+    """Whether the record was read after it could not be settled."""
     left = False
-    """Its caller has left it: only the record is to be written."""
+    """Its caller is gone: only the record remains to be written."""
     unprotected = ""
     """Why the call was made without a claim."""
     verdict = ""
     """What the gateway would have done, in shadow mode."""
     watching = False
-    """It is the twin of a call in shadow mode: it finds that out, and the tool is not called."""
+    """It is the twin of a call in shadow mode: it finds the verdict, and the tool is not called."""
     ended: Callable[[Any], None] | None = None
-    """Is told when a call in shadow mode is over."""
+    """Called when a call in shadow mode ends."""
     outer_running: CallContext | None = None
     point: Point | None = None
-    """Whether the present attempt has passed the point of no return, if its tool says where that is."""
+    """Whether the current attempt has passed the point of no return, if its tool says where that is."""
     outer_point: Point | None = None
     late: Any = None
-    """Settles the record with a result that comes after the call was given up (R8)."""
+    """Settles the record with a result that arrives after the call was given up (R8)."""
     over: Latch | None = None
-    """Set when the call is over; a late result waits for it."""
+    """Set when the call has ended; a late result waits for it."""
     stream: Any = None
     """The stream that the caller reads."""
     replayed = False
     """The recording answers."""
     write: Any = None
-    """What its saga remembers of the call (:class:`~antiphon._gateway.undo.Write`), until the call is over."""
+    """What its saga remembers of the call (:class:`~antiphon._gateway.undo.Write`), until the call has ended."""
     outage: StoreError | None = None
-    """Why the claim is given back before the tool was called."""
+    """Why the claim is released before the tool is called."""
     interrupt: BaseException | None = None
 
 
@@ -102,10 +102,10 @@ NO_EXTRAS = Extras()
 
 
 class GuardedCall:
-    """Everything known of one call. It reads no store, waits for nobody, and starts nothing.
+    """The state of one call. It reads no store, never waits, and starts nothing.
 
     It is also the request for its own claim (:class:`~antiphon.ports.ClaimRequest`). ``outcome`` stays ``None`` for a
-    call that just succeeds: ``value`` is all there is to say (:meth:`result`).
+    call that simply succeeds: ``value`` says it all (:meth:`result`).
     """
 
     __slots__ = (
@@ -153,9 +153,9 @@ class GuardedCall:
     request_id: str
     call_id: str | None
     identity: str
-    """What makes a redelivery; empty until a call without an id has its place in the run."""
+    """What makes a call a redelivery; empty until a call without an id has its position in the run."""
     token: str
-    # its keys, which it has when it is admitted
+    # its keys, set when it is admitted
     key: str
     idempotency_key: str
     params: bytes | tuple[str, str]
@@ -167,13 +167,13 @@ class GuardedCall:
     permits: Permits
     started: float
     version: int
-    """Of the claim it holds; 0: none."""
+    """The version of its claim; 0: none."""
     number: int
     """Attempts begun."""
     entered: int
     """Attempts whose tool was called."""
     attempts: tuple[Attempt, ...]
-    """Attempts that are over."""
+    """Attempts that have ended."""
     outer: Held | None
     value: Any
     # its end
@@ -184,13 +184,13 @@ class GuardedCall:
     extras: Extras
 
     def off_path(self) -> Extras:
-        """The extras of this call: from here on it is not a plain one."""
+        """The extras of this call, which is not a plain one from here on."""
         if self.extras is NO_EXTRAS:
             self.extras = Extras()
         return self.extras
 
     def result(self) -> Outcome:
-        """What came of the call, for whoever wants to be told."""
+        """The outcome of the call, created on request."""
         outcome = self.outcome
         if outcome is None:
             outcome = self.outcome = Outcome("success", self.value, self.number)
@@ -200,7 +200,7 @@ class GuardedCall:
         return outcome
 
     def label(self, outcome: Outcome) -> None:
-        """Say that a record has answered."""
+        """Label the outcome as answered by a record."""
         extras = self.extras
         assert extras.reuse is not None
         record, matched_on, shared = extras.reuse
@@ -211,7 +211,7 @@ class GuardedCall:
             outcome.note(reused=True, **{"from": "an equal call", "matchedOn": matched_on, "ageMs": max(0, age_ms)})
 
     def come_back(self) -> None:
-        """The tool is left."""
+        """The call has left the tool."""
         _set_held(self.outer)
         if self.run is not None:
             self.run.come_back()
@@ -224,7 +224,7 @@ class GuardedCall:
 
     @property
     def began(self) -> float:
-        """When the present attempt began."""
+        """When the current attempt began."""
         return self.extras.began or self.started
 
     @property
@@ -275,7 +275,7 @@ class GuardedCall:
 
 
 def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
-    """A call of a decorated function, in the session, turn and run of this context."""
+    """A call of a decorated function, in the session, turn and run of the current context."""
     call = GuardedCall()
     call.plan = plan
     call.options = NO_OPTIONS
@@ -285,7 +285,7 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
     session = _session() if turn is None else turn.session
     call.place = _NOBODY if session is None else session.place
     if outer is not None:
-        call.turn = None  # turn control is about what the model asks for, not its tools
+        call.turn = None  # turn control is about the calls that the model requests, not those of its tools
     call.request_id = call.identity = call.token = uuid7()
     call.run = call.call_id = call.pin = call.guard = call.outcome = call.payload = call.settlement = None
     if _active_runs or _cursor() is not None or _origin() is not None:

@@ -1,4 +1,4 @@
-"""Acts on what ``decide.claim`` says: claim, wait, reuse, take over, or stay away from an unknown outcome."""
+"""Acts on the decisions of ``decide.claim``: claim, wait, reuse, take over, or leave an unknown outcome alone."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ _LONG_WAIT = (
     "owner %s. Its worker is slow, hangs, or waits in turn for a call of this process. To see it: antiphon claims list "
     "--state inflight"
 )
-_new = tuple.__new__  # half the price of a named tuple's own constructor
+_new = tuple.__new__  # half the cost of a named tuple's own constructor
 
 
 def begin_named(call: GuardedCall) -> Step:
-    """Ask for the claim of a call that has an id or a place in a run; a record of 0.1.0 may be somewhere else."""
+    """Request the claim of a call that has an id or a position in a run; a record of 0.1.0 may be somewhere else."""
     before = call.options.before
     if before is None:
         return _begin_by_id(call)
@@ -90,7 +90,7 @@ def _move(call: GuardedCall, place: Place) -> None:
 
 
 def _found_before(call: GuardedCall, past: GuardedCall, shared: bool, reply: Existing | None) -> Step:
-    """Go on where release 0.1.0 kept the record of this call, if it did."""
+    """Continue where release 0.1.0 kept the record of this call, if it did."""
     if reply is not None:
         request = (reply.own or reply.current).request
         same = request.request_id == call.request_id or (call.call_id or UNSET) == request.tool_call_id
@@ -100,7 +100,7 @@ def _found_before(call: GuardedCall, past: GuardedCall, shared: bool, reply: Exi
 
 
 def _begin_by_id(call: GuardedCall) -> Step:
-    """The id of a call is good for one set of arguments, unless a key says what the call is about."""
+    """The id of a call is valid for one set of arguments, unless a key says what the call is about."""
     plan, by_id = call.plan, call.options.by_id
     named = call.call_id is not None if by_id is None else by_id
     if named and call.policy.given_key is None and plan.tool.spec.on_conflict != "independent":
@@ -112,7 +112,7 @@ def _begin_by_id(call: GuardedCall) -> Step:
 
 
 def begin(call: GuardedCall) -> Step:
-    """Ask for the claim; the start event goes with it where it can."""
+    """Request the claim; the start event goes with it where possible."""
     run = call.run
     if run is not None and run.together and not call.plan.watched_only:
         call.events = run.started(call.request_id, call.key, call.call_id)
@@ -120,7 +120,7 @@ def begin(call: GuardedCall) -> Step:
 
 
 def start_unclaimed(call: GuardedCall) -> Step:
-    """Dispatch without a claim; the start event is written by itself."""
+    """Dispatch without a claim; the start event is written separately."""
     run = call.run
     if run is None:
         return dispatch(call)
@@ -147,19 +147,19 @@ def claimed(call: GuardedCall, reply: Begun) -> Step:
         return _ask_person(call, reply.now_ms)
     if run is not None and not run.together:
         return start_unclaimed(call)
-    if plan.shared and plan.monotonic() - call.started > plan.renew_every:  # it may have been away: make sure
+    if plan.shared and plan.monotonic() - call.started > plan.renew_every:  # it may have stalled: verify the claim
         return Renew(call.key, call.version, plan.lease_ms, renewed)
     return dispatch(call)
 
 
 def _pinned(call: GuardedCall) -> Step:
-    """Its id stands for another call."""
+    """Its id belongs to another call."""
     call.plan.reporter.conflict(call)
     return answered(call, outcomes.id_conflict(call.plan.name, call.call_id or call.request_id))
 
 
 def looked(call: GuardedCall, reply: Existing | None) -> Step:
-    """What is there now."""
+    """Act on the record that is there now."""
     extras = call.extras
     if extras.refusal is None:
         return begin(call) if reply is None else _decide(call, reply)
@@ -196,7 +196,7 @@ def _digest(params: bytes | tuple[str, str]) -> str:
 
 
 def _decide(call: GuardedCall, got: Existing) -> Step:
-    """Act on the table."""
+    """Act on the decision table."""
     plan, name, claimant = call.plan, call.plan.name, _claimant(call)
     decision = rules.decide(got, claimant)
     if plan.watched_only:
@@ -233,22 +233,22 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
 
 
 def _take(call: GuardedCall, version: int) -> Step:
-    """Replace the record that was seen."""
+    """Replace the record that was read."""
     begin(call)
     return TakeOver(call, version, call.events, partial(_taken, version))
 
 
 def _taken(version: int, call: GuardedCall, reply: Begun) -> Step:
-    """The claim is ours; or the answer is what is there instead, which may be that very record once more."""
+    """The claim is ours; otherwise the record found there decides, possibly the same one again."""
     if type(reply) is Existing and reply.current.version == version and (refused := refused_again(call)) is not None:
         return refused
     return claimed(call, reply)
 
 
 def refused_again(call: GuardedCall) -> Step | None:
-    """Give the call up where the store refuses time after time what its own answers ask for.
+    """Give the call up if the store keeps refusing what its own replies request.
 
-    Another call that was faster refuses it once or twice, and then the rules decide otherwise.
+    A faster call causes one or two refusals, and then the rules decide differently.
     """
     extras = call.off_path()
     extras.refusals += 1
@@ -272,7 +272,7 @@ def _watched(call: GuardedCall, decision: rules.Decision) -> Step:
 
 
 def _wait(call: GuardedCall, found: DedupeRecord, seconds: float) -> Step:
-    """Wait for *found* to settle; the store wakes the waiter, which also looks by itself now and then."""
+    """Wait for *found* to settle; the store notifies the waiter, which also polls now and then."""
     plan, extras, deadline = call.plan, call.off_path(), call.policy.deadline
     if plan.plans.inline_kind == "sync" and _in_event_loop():
         return _in_flight(call, found, "a synchronous gateway does not wait inside an event loop")
@@ -307,7 +307,7 @@ def _in_event_loop() -> bool:
 
 
 def _spend(call: GuardedCall, version: int, found: Approval, now_ms: int) -> Step:
-    """Replace the approval by the claim in flight: whoever does it first has spent it."""
+    """Replace the approval by the claim in flight: the first call to do so has spent it."""
     if call.options.only_asks:
         return answered(call, approval.is_granted(call, found))
     asked = call.extras.asked
@@ -317,7 +317,7 @@ def _spend(call: GuardedCall, version: int, found: Approval, now_ms: int) -> Ste
 
 
 def _approved(call: GuardedCall, asked: Asked, reply: Claimed) -> bool:
-    """Whether the claim that was just won has an approval behind it."""
+    """Whether the claim that was just won is backed by an approval."""
     good = approval.is_good(call, asked, reply.now_ms)
     asked.spent, asked.spending = asked.spending if good else None, None
     if asked.spent is None:
@@ -329,7 +329,7 @@ def _approved(call: GuardedCall, asked: Asked, reply: Claimed) -> bool:
 
 
 def _ask_person(call: GuardedCall, now_ms: int) -> Step:
-    """The claim becomes the question; nothing is dispatched."""
+    """Turn the claim into a pending approval; nothing is dispatched."""
     asked = call.extras.asked
     assert asked is not None
     asked.approval, settlement = approval.question(call, now_ms)
@@ -337,7 +337,7 @@ def _ask_person(call: GuardedCall, now_ms: int) -> Step:
 
 
 def _person_asked(call: GuardedCall, version: int | None) -> Step:
-    """The question stands; whoever decides is told."""
+    """The approval is pending; those who decide are notified."""
     call.version = 0
     asked = call.extras.asked
     assert asked is not None and asked.approval is not None
@@ -370,11 +370,11 @@ def _pending(call: GuardedCall, version: int, found: Approval) -> Step:
     if now >= until or (plan.plans.inline_kind == "sync" and _in_event_loop()):
         return answered(call, approval.required(call, found))
     seconds, asked.pause_s = min(until - now, asked.pause_s), min(asked.pause_s * 2, _LONGEST_PAUSE_S)
-    return Sleep(seconds, _woken)  # a store wakes those who wait for a claim in flight, and this one is not
+    return Sleep(seconds, _woken)  # a store notifies only those who wait for a claim in flight, and this one is not
 
 
 def _consulted(call: GuardedCall, version: int, answer: Any) -> Step:
-    """What the approver says; ``None`` leaves it to people."""
+    """Act on the approver's answer; ``None`` leaves the decision to people."""
     asked, plan = call.extras.asked, call.plan
     assert asked is not None and asked.approval is not None and plan.approving is not None
     if answer is not True and answer is not False:
@@ -386,7 +386,7 @@ def _consulted(call: GuardedCall, version: int, answer: Any) -> Step:
 
 
 def _decide_on(call: GuardedCall, version: int, verdict: Verdict) -> Step:
-    """The record says what was decided; then the audit log does."""
+    """Write the decision to the record, then to the audit log."""
     asked, now_ms = call.extras.asked, call.plan.now_ms()
     assert asked is not None and asked.approval is not None
     found = asked.approval
@@ -418,7 +418,7 @@ def _reuse(call: GuardedCall, decision: rules.Reuse, got: Existing) -> Step:
     if decision.shared:
         found = decision.record
         lasts = call.policy.reuse == "session" and decision.matched_on != "inflight" and got.own is None
-        if found.state == "done" and not lasts:  # else anybody finds it
+        if found.state == "done" and not lasts:  # otherwise everybody finds it
             return Alias(call.key, call.identity, found.version, _aliased)
     return _reused(call)
 
@@ -428,7 +428,7 @@ def _aliased(call: GuardedCall, done: bool) -> Step:
 
 
 def looked_at_alias(call: GuardedCall, got: Existing | None) -> Step:
-    """Not if another delivery was faster, and runs or was given something else: then that is the answer."""
+    """Answer, unless another delivery was faster and runs or got another answer: then its record decides."""
     if got is None or got.own is None or got.own.version == _found(call).version:
         return _reused(call)
     call.outcome = None
@@ -436,7 +436,7 @@ def looked_at_alias(call: GuardedCall, got: Existing | None) -> Step:
 
 
 def not_remembered(call: GuardedCall, error: StoreError) -> Step:
-    """The answer stands; only its redelivery may be answered anew."""
+    """The answer stands; at worst, a redelivery is not answered from the same record."""
     log.warning("the shared answer of %s was not remembered: %s", call.plan.name, error)
     return _reused(call)
 
@@ -449,7 +449,7 @@ def _found(call: GuardedCall) -> DedupeRecord:
 
 
 def _reused(call: GuardedCall) -> Step:
-    """The answer of a record; what it keeps elsewhere has to be fetched."""
+    """Answer from the record; a result stored elsewhere has to be fetched."""
     if call.outcome is not None:  # reconcile found it
         return answered(call, call.outcome)
     found = _found(call)
@@ -470,13 +470,13 @@ def _reused(call: GuardedCall) -> Step:
 
 
 def _served_settlement(found: DedupeRecord) -> Settlement:
-    """What an operator settled, from now on for good: a call gets it as its answer."""
+    """An operator's settlement, final from now on: a call gets it as its answer."""
     payload = None if found.payload is UNSET else bytes(found.payload)
     return Settlement("done", found.ttl_ms, payload=payload, error=rules.SERVED)
 
 
 def _given(call: GuardedCall, blob: bytes | None) -> Step:
-    """The result that a record keeps, once more."""
+    """Answer with the stored result of a record."""
     found, plan = _found(call), call.plan
     try:
         call.payload = payload = plan.results.kept(found, blob)
@@ -494,7 +494,7 @@ def _given(call: GuardedCall, blob: bytes | None) -> Step:
 
 
 def not_readable(call: GuardedCall, error: Exception) -> Step:
-    """The result cannot be read: the call is done all the same."""
+    """The result cannot be read, but the call is done."""
     log.error("the kept result of %s cannot be read\n%s", call.plan.name, traceback_of(error))
     call.value = call.payload = None
     _hit(call, _found(call))
@@ -533,7 +533,7 @@ def _unknown(call: GuardedCall, found: DedupeRecord, mark: bool, current: bool) 
 
 
 def read_back(call: GuardedCall, tool: Tool, given: dict[str, Any], found: DedupeRecord, then: Then) -> Reconcile:
-    """Ask the tool's own read-back what came of the call that *found* is the record of."""
+    """Ask the tool's own read-back for the outcome of the call that *found* is the record of."""
     arguments: tuple[Any, ...] = (dict(given),)
     if tool.reconcile_wants_context:
         request = found.request
@@ -555,7 +555,7 @@ def _unknown_outcome(call: GuardedCall) -> Outcome:
 
 
 def _reconciled(call: GuardedCall, answer: Any) -> Step:
-    """What the tool's own read-back says."""
+    """Act on the answer of the tool's own read-back."""
     found, plan = _found(call), call.plan
     if answer is None:
         return still_unknown(call)
@@ -585,14 +585,14 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
 
 
 def _misunderstood(call: GuardedCall, answer: Any) -> Step:
-    """An answer that says neither."""
+    """The answer of the read-back says neither."""
     name = answer.__name__ if isinstance(answer, type) else _kind(answer)
     hint = " (the class: write it with parentheses)" if isinstance(answer, type) else ""
     return _wrong_answer(call, f"must return Happened(value), DidNotHappen() or None, not {name}{hint}.")
 
 
 def _wrong_answer(call: GuardedCall, why: str) -> Step:
-    """A mistake in the code of the read-back: nothing is settled by it."""
+    """The read-back has a bug: nothing is settled by its answer."""
     outcome = _unknown_outcome(call)
     outcome.exception = TypeError(f"reconcile of {call.plan.name} {why}")
     outcome.message = f"{outcome.exception} {outcome.message}"
@@ -614,7 +614,7 @@ def _marked(call: GuardedCall, version: int | None) -> Step:
 
 
 def _resolved(call: GuardedCall, version: int | None) -> Step:
-    """Look again, unless the read-back found the result and it is kept now."""
+    """Read the record again, unless the read-back found the result and it is stored now."""
     found, outcome = _found(call), call.outcome
     if version is None:
         return Read(call.key, call.identity, _not_kept)
@@ -627,7 +627,7 @@ def _resolved(call: GuardedCall, version: int | None) -> Step:
 
 
 def _not_kept(call: GuardedCall, got: Existing | None) -> Step:
-    """It is settled by now; or others have followed it, and what the read-back says counts all the same."""
+    """It is settled by now; or others have followed it, and the read-back's answer still counts."""
     version = _found(call).version
     if got is None or version not in (got.current.version, got.own and got.own.version):
         call.outcome = None

@@ -17,11 +17,11 @@ import orjson
 
 log = logging.getLogger("antiphon.gateway")
 _looking = threading.Lock()
-"""Two threads that let msgspec look at a type for the first time crash the process."""
+"""msgspec crashes the process if two threads make it inspect a type for the first time."""
 
 _ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _KEPT = _ONLY_JSON | orjson.OPT_APPEND_NEWLINE
-"""The newline is cut off: what orjson returns holds on to its buffer of 4 KB, and a slice of it does not."""
+"""The newline is cut off: the bytes that orjson returns hold on to its buffer of 4 KB, a slice of them does not."""
 _dumps = orjson.dumps
 _NULL, _TAG, _DOLLAR = b"null", b'{"$', ord("$")
 _LOSSLESS = frozenset({dict, str, int, float, bool, type(None)})
@@ -50,27 +50,27 @@ def _default(value: Any) -> Any:
 
 
 def _has_tag(data: bytes) -> bool:
-    return _DOLLAR in data and data.find(_TAG) >= 0  # a number is looked for ten times as fast as a text
+    return _DOLLAR in data and data.find(_TAG) >= 0  # searching for an int is ten times as fast as searching for bytes
 
 
 def _loses(kind: type, value: Any) -> bool:
-    """Whether JSON has a form for *value* that is another value's too: a tuple, a UUID, rows of a database."""
+    """Whether the JSON form of *value* is that of another value, too: a tuple, a UUID, rows of a database."""
     if kind is list:
         return not _PLAIN_ITEMS.issuperset(map(type, value))
     return kind is tuple or kind.__name__ == "UUID" or kind.__module__ == "collections" or issubclass(kind, enum.Enum)
 
 
 def plain(data: bytes) -> Any:
-    """How a kept result comes back where nothing better is declared."""
+    """How a stored result is read if nothing better is declared."""
     return revived(orjson.loads(data)) if _has_tag(data) else orjson.loads(data)
 
 
 def encode(value: Any, decode: Callable[[bytes], Any] = plain) -> bytes:
-    """JSON bytes of a tool's result, from which *decode* makes the same again.
+    """Encode a tool's result as JSON bytes that *decode* turns back into the same value.
 
-    Plain data costs one call. Where that call loses something, the result is written with tags: a ``null`` may have
-    been NaN, an object with a ``$`` name may look like a tag. So is everything that a tool with a declared type
-    returns: plain data that the type could be made of may be what it returned, or what an earlier release kept.
+    Plain data costs one call. If that call loses something, the result is written with tags: a ``null`` may have been
+    NaN, an object with a ``$`` name may look like a tag. So is everything that a tool with a declared type returns:
+    plain data that fits the type may be what it returned, or what an earlier release stored.
     """
     kind = type(value)
     if decode is plain and (kind in _LOSSLESS or not _loses(kind, value)):
@@ -92,7 +92,7 @@ def encode(value: Any, decode: Callable[[bytes], Any] = plain) -> bytes:
 
 
 def revived(value: Any) -> Any:
-    """A kept result that was read as JSON, as it was; always one of its own, which the caller may change."""
+    """Restore a stored result that was read as JSON; always a new object, which the caller may change."""
     try:
         data = orjson.dumps(value, option=_ONLY_JSON)
     except TypeError:  # a static answer of the caller's own
@@ -109,13 +109,13 @@ def revived(value: Any) -> Any:
 
 
 def written(value: Any, decode: Callable[[bytes], Any] = plain) -> Any:
-    """A result as it is recorded, in JSON's own types where it has a form there; else :class:`NotSerialisable`."""
+    """A result as it is recorded, in JSON's own types if it has a form there; otherwise :class:`NotSerialisable`."""
     data = encode(value, decode)
     return orjson.loads(data) if _has_tag(data) else value
 
 
 def as_declared(decode: Callable[[bytes], Any], value: Any) -> Any:
-    """A recorded result as the code knows it: what it was, of the type that the tool says it returns."""
+    """A recorded result as the code knows it: the original value, in the type that the tool declares."""
     if decode is plain:
         return revived(value)
     try:
@@ -125,7 +125,7 @@ def as_declared(decode: Callable[[bytes], Any], value: Any) -> Any:
 
 
 def decoder(returns: Any, name: str = "") -> Callable[[bytes], Any]:
-    """How a kept result becomes the declared return type again; plain data where nothing is declared."""
+    """What turns a stored result back into the declared return type; plain data if nothing is declared."""
     try:
         has_types = _has_types(returns)
     except (NameError, RecursionError, TypeError):  # a dictionary of a type that is not known here, or of itself
@@ -134,9 +134,9 @@ def decoder(returns: Any, name: str = "") -> Callable[[bytes], Any]:
 
 
 class Declared:
-    """Makes a declared return type of kept results.
+    """Restores stored results in the declared return type.
 
-    One that does not fit the declaration (any more) comes back as plain data, and the log says so.
+    A result that does not fit the declaration (any more) comes back as plain data, and the log says so.
     """
 
     def __init__(self, returns: Any, name: str) -> None:
@@ -181,7 +181,7 @@ class Declared:
 
 
 def _typed(returns: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], Any]]:
-    """How JSON, and how values that were read back, become the declared type."""
+    """How JSON, and values that were read back, are turned into the declared type."""
     if _has_types(returns, _is_pydantic):
         adapter = sys.modules["pydantic"].TypeAdapter(returns)  # loaded: the annotation has one of its classes
         return _by_name(adapter.validate_json), _by_name(adapter.validate_python)

@@ -1,7 +1,8 @@
-"""Two drivers: they make the steps that a call asks for, and decide nothing.
+"""Two drivers: they perform the steps that a call requests and make no decisions.
 
-The loop is inside a ``try``, and what was raised is looked at inside it, too: an interrupt at any instruction finds a
-repair. One that comes between the two is caught outside, and the claim is left to the process's own thread.
+The loop is inside a ``try``, and what was raised is examined inside it, too: an interrupt at any instruction is
+repaired. One that arrives between the two is caught outside, and the claim is left to the background thread of the
+process.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from antiphon.ports import Answer, Blobs, BreakerRow, Clock, Invocation, Journal
 log = logging.getLogger("antiphon.gateway")
 
 _MOST_FAILURES = 10
-"""A decision about what broke off that is itself broken off so often in a row is no interrupt: it fails always."""
+"""If deciding on an interrupt is itself interrupted this often in a row, it is no interrupt: it always fails."""
 _LONGEST_EXCHANGE_S = 10.0
 
 
 def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> Outcome | None:
-    """Make a call in this thread; only control flow leaves as an exception."""
+    """Make a call in this thread; only control flow is raised."""
     error: BaseException | None = None
     failed = 0
     try:
@@ -83,14 +84,14 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
 
 
 def _again(error: BaseException, failed: int) -> BaseException:
-    """What the next round looks at, unless looking at it has failed too often."""
+    """What the next iteration examines, unless examining it has failed too often."""
     if failed > _MOST_FAILURES:
         raise error
     return error
 
 
 async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = None) -> Outcome | None:
-    """Make a call in this task; what an interrupt leaves to be done is done in a task of its own."""
+    """Make a call in this task; what remains to be done after an interrupt is done in a task of its own."""
     error: BaseException | None = None
     failed = 0
     extras = call.extras  # of a call that is being repaired: its own task lets the interrupt pass
@@ -138,7 +139,7 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
 
 
 class _Timed:
-    """A journal whose steps end at a moment, whatever the store does: each on a thread or task of its own."""
+    """A journal whose steps end at a fixed time, whatever the store does: each on a thread or task of its own."""
 
     __slots__ = ("_make", "_world")
 
@@ -152,7 +153,7 @@ class _Timed:
 
 
 class _OneAtATime:
-    """Whether something is under way. What was interrupted before it began holds up nobody for ever."""
+    """Whether something is in progress. If it was interrupted before it began, it does not block others forever."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -174,7 +175,7 @@ class _OneAtATime:
 
 
 class SyncWorld:
-    """What a thread reaches."""
+    """The services that calls in a thread use."""
 
     def __init__(self, plans: Plans, feed: BreakerFeed, journal: SyncJournal | None = None) -> None:
         self._plans = plans
@@ -182,7 +183,7 @@ class SyncWorld:
         self._journal = journal
         self._breaker = plans.store_breaker
         self._heeds = journal is None
-        """Whether the store's breaker shuts its way."""
+        """Whether the store's breaker applies to it."""
         self._exchanging = _OneAtATime(plans.clock)
         self.reopen()
         if journal is None:
@@ -217,7 +218,7 @@ class SyncWorld:
             return self._journal
 
     def until(self, deadline: float | None) -> SyncWorld:
-        """The same world for a call that must be over soon after *deadline*, however sick the store is."""
+        """The same services for a call that must end soon after *deadline*, whatever the store does."""
         return self if deadline is None or not self._breaker.on else _SyncUntil(self, deadline + GRACE_S)
 
     def _first_begin(self, *arguments: Any) -> Any:
@@ -239,13 +240,13 @@ class SyncWorld:
         self._plans.clock.sleep(seconds)
 
     def look(self, key: str, identity: str, seconds: float) -> Any:
-        """The record, if the store says so at once."""
+        """The record, if the store answers at once."""
         if not self._breaker.on:
             return self.journal.read(key, identity)
         return self._breaker.look(lambda: self.journal.read(key, identity), seconds)
 
     def refresh(self, seconds: float) -> None:
-        """Changed settings; and what others say of breakers, if it comes soon: otherwise it counts when it comes."""
+        """Apply changed settings; and breaker states of others, if they arrive soon: otherwise when they arrive."""
         plans = self._plans
         plans.reload()
         if not self._breaker.on:
@@ -256,7 +257,7 @@ class SyncWorld:
         plans.refreshed()
 
     def exchange(self) -> None:
-        """Read and tell the states of breakers now, unless that is under way."""
+        """Exchange breaker states with the store now, unless that is in progress."""
         if not self._breaker.is_open and self._exchanging.begin():
             self._exchange()
 
@@ -313,7 +314,7 @@ class SyncWorld:
 
 
 class _SyncUntil(SyncWorld):
-    """A thread's world that ends at a moment."""
+    """The services of a thread for a call that must end at a fixed time."""
 
     def __init__(self, world: SyncWorld, moment: float) -> None:
         self._plans, self._feed, self._breaker = world._plans, world._feed, world._breaker
@@ -346,7 +347,7 @@ class _SyncUntil(SyncWorld):
 
 
 class AsyncWorld:
-    """What a task of one event loop reaches."""
+    """The services that calls in the tasks of one event loop use."""
 
     def __init__(self, plans: Plans, feed: BreakerFeed) -> None:
         self._plans = plans
@@ -355,7 +356,7 @@ class AsyncWorld:
         self._breaker = plans.store_breaker
         self._exchanging = _OneAtATime(plans.clock)
         self.suspends: bool = not plans.store.in_process
-        """Whether to wait for claims; a store in this process is asked without a coroutine."""
+        """Whether claims are awaited; a store in this process is called without a coroutine."""
         self.reopen()
         self._breaker.watch(self)
 
@@ -381,7 +382,7 @@ class AsyncWorld:
         return self._open() if journal is None else journal
 
     def _open(self) -> Journal:
-        """The journal of this event loop. Those of loops that were closed are let go."""
+        """The journal of this event loop. Those of closed loops are dropped."""
         with self._feed.opening:
             self._feed.let_go_of_closed_loops()
             journal = self._journal = self._plans.store.open_async()
@@ -389,7 +390,7 @@ class AsyncWorld:
         return journal
 
     def until(self, deadline: float | None) -> AsyncWorld:
-        """The same world for a call that must be over soon after *deadline*, however sick the store is."""
+        """The same services for a call that must end soon after *deadline*, whatever the store does."""
         return self if deadline is None or not self._breaker.on else _AsyncUntil(self, deadline + GRACE_S)
 
     def _steps(self) -> Journal | SyncJournal:
@@ -409,7 +410,7 @@ class AsyncWorld:
             await journal.close()
 
     def let_go(self) -> Journal | None:
-        """Use the journal no more."""
+        """Stop using the journal."""
         journal, self._journal = self._journal, None
         self.reopen()
         if journal is not None:
@@ -417,7 +418,7 @@ class AsyncWorld:
         return journal
 
     async def shielded(self, rest: Awaitable[Any]) -> None:
-        """Finish *rest* even if this task is cancelled once more."""
+        """Finish *rest* even if this task is cancelled again."""
         import asyncio  # synchronous programs do without it
 
         await asyncio.shield(asyncio.ensure_future(rest))
@@ -430,14 +431,14 @@ class AsyncWorld:
         await self._plans.clock.sleep_async(seconds)
 
     async def look(self, key: str, identity: str, seconds: float) -> Any:
-        """The record, if the store says so at once."""
+        """The record, if the store answers at once."""
         if not self._breaker.on:
             return await self.journal.read(key, identity)
         journal = self.journal
         return await self._breaker.look_async(lambda: journal.read(key, identity), seconds)
 
     async def refresh(self, seconds: float) -> None:
-        """Changed settings; and what others say of breakers, if it comes soon: otherwise it counts when it comes."""
+        """Apply changed settings; and breaker states of others, if they arrive soon: otherwise when they arrive."""
         plans = self._plans
         plans.reload()
         if not self._breaker.on:
@@ -512,7 +513,7 @@ class AsyncWorld:
 
 
 class _AsyncUntil(AsyncWorld):
-    """A task's world that ends at a moment."""
+    """The services of a task for a call that must end at a fixed time."""
 
     def __init__(self, world: AsyncWorld, moment: float) -> None:
         self._plans, self._feed, self._breaker = world._plans, world._feed, world._breaker
@@ -560,9 +561,9 @@ _SAFETY_NET_S = 30.0
 
 
 class BreakerFeed:
-    """What the rest of the fleet says about a tenant's breakers (R9).
+    """What other processes say about a tenant's breakers (R9).
 
-    A store that can push tells every change at once, and everything again after a gap in its connection; the regular
+    A store that can push sends every change at once, and everything again after a gap in its connection; the regular
     read is then only a safety net. Other stores are read once per ``refresh_ms``.
     """
 
@@ -572,7 +573,7 @@ class BreakerFeed:
         self._stops: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
         self._next_read = 0.0
         self.opening: Any = threading.RLock()
-        """Held by who opens a journal of the gateway."""
+        """Held while a journal of the gateway is opened."""
         self._worlds: weakref.WeakKeyDictionary[AsyncWorld, Any] = weakref.WeakKeyDictionary()
         """The event loop of each world that has a journal."""
         _feeds.add(self)
@@ -585,22 +586,22 @@ class BreakerFeed:
             self._worlds[world] = weakref.ref(loop)
 
     def let_go_of_closed_loops(self) -> None:
-        """Nobody can close their journals: without references these close their connections."""
+        """Nobody can close their journals: once unreferenced, these close their connections."""
         for world, reference in list(self._worlds.items()):
             loop = reference()
             if loop is None or loop.is_closed():
                 del self._worlds[world]
-                with contextlib.suppress(RuntimeError):  # nothing can be told to a loop that is closed
+                with contextlib.suppress(RuntimeError):  # a closed loop accepts no callbacks
                     world.let_go()
 
     def due(self, journal: SyncJournal | Journal) -> bool:
-        """Whether the rows have to be read: not if the store tells us of changes."""
+        """Whether the rows have to be read; not if the store pushes changes."""
         if not journal.durable:
             return False
         return journal not in self._stops or self._plans.clock.monotonic() >= self._next_read
 
     def read(self, journal: SyncJournal | Journal, rows: Iterable[BreakerRow]) -> None:
-        """Take the rows that were read; ask to be told from now on."""
+        """Adopt the rows that were read, and subscribe to changes."""
         self._next_read = self._plans.clock.monotonic() + _SAFETY_NET_S
         self._take(rows)
         if journal not in self._stops:
@@ -614,18 +615,18 @@ class BreakerFeed:
             self._take((row,), told=True)
 
     def stop(self, journal: SyncJournal | Journal) -> None:
-        """Listen no longer: *journal* is about to be closed."""
+        """Unsubscribe: *journal* is about to be closed."""
         if journal in self._stops:
             self._stops.pop(journal)()
 
     def after_fork(self) -> None:
-        """A child has neither the parent's connection nor its thread: its first call reads and subscribes anew."""
+        """A child has neither the parent's connection nor its thread: its first call reads and subscribes again."""
         self._stops = weakref.WeakKeyDictionary()
         self.opening = threading.RLock()
         self._plans.next_refresh = self._next_read = 0.0
 
     def _take(self, rows: Iterable[BreakerRow], *, told: bool = False) -> None:
-        """A trip binds others only together with further trips, so all rows are looked at again."""
+        """A trip counts for others only together with further trips, so all rows are evaluated again."""
         kept = dict(self._rows)
         for row in rows:
             known = kept.get(row.key)

@@ -1,6 +1,6 @@
 """The gateways: :class:`Gateway` for threads, :class:`AsyncGateway` for event loops.
 
-Every way in makes a :class:`~antiphon._gateway.call.GuardedCall` and hands it to a driver.
+Every entry point creates a :class:`~antiphon._gateway.call.GuardedCall` and passes it to a driver.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ToolFunction(Protocol[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     def once(self, key: Any) -> Callable[P, R]:
-        """The function for one key (an order, an invoice): it runs once, whoever calls it in whatever session."""
+        """The function for one key (an order, an invoice): it runs once, no matter who calls it or in which session."""
 
     @overload
     def undo(self, function: F, /) -> F:
@@ -86,7 +86,7 @@ class BaseGateway:
         plans, feed = self._plans, self._feed
 
         def resume(journal: SyncJournal, call: GuardedCall, step: Step) -> None:
-            call.extras.interrupt = None  # of an earlier try
+            call.extras.interrupt = None  # from an earlier attempt
             run_sync(call, SyncWorld(plans, feed, journal), step)
 
         def regain(journal: SyncJournal, call: GuardedCall) -> bool:
@@ -102,7 +102,7 @@ class BaseGateway:
         plans.leases.regain = regain
         self._beside: SyncWorld = SyncWorld(plans, feed)
         beside = self._beside
-        """What the thread of shadow mode reaches."""
+        """The services that the shadow-mode thread uses."""
         plans.watcher.drive = lambda call, step: run_sync(call, beside, step)
         plans.watcher.exchange = beside.exchange
         self._warned: set[Tool] = set()
@@ -191,7 +191,7 @@ class BaseGateway:
         if declared:
             raise InvalidInput("Give a spec or keywords, not both.", path="spec")
         try:
-            ToolSpec.from_wire(spec.to_wire())  # made by hand, so nobody has checked it yet
+            ToolSpec.from_wire(spec.to_wire())  # constructed by hand, so nobody has validated it yet
         except ContractError as error:
             said = _WIRE_PATH.sub(lambda found: f"({_snake(found[1])})", error.message)
             raise InvalidInput(
@@ -229,11 +229,11 @@ class BaseGateway:
         return declare if function is None else declare(function)
 
     def run(self, call: GuardedCall) -> Any:
-        """Make a call that was asked for by name."""
+        """Make a call that was requested by name."""
         raise AssertionError("each gateway runs its calls")
 
     def _once(self, tool: Tool, function: Callable[..., Any], key: Any) -> Callable[..., Any]:
-        """The tool for one key: it runs once, whoever calls it in whatever session."""
+        """The tool for one key: it runs once, no matter who calls it or in which session."""
         given = _key_options(tool, key)
         return functools.update_wrapper(self._wrap_keyed(tool, lambda: given), function)
 
@@ -252,7 +252,7 @@ class BaseGateway:
         return call
 
     def _name(self, call: GuardedCall, given: Options | None) -> None:
-        """Say what a call is about; one that is off or in shadow mode is made although its key cannot be."""
+        """Say what a call is about; one that is off or in shadow mode is made even if its key cannot be computed."""
         plan = call.plan
         try:
             call.options = given or _key_of(plan.tool, call.arguments)
@@ -263,7 +263,7 @@ class BaseGateway:
             call.off_path().verdict = "validation_error"
 
     def _plan_of_a_call(self, tool: Tool) -> Plan:
-        """The plan as of now; a write that cannot be told from others is warned of, once."""
+        """The current plan; warns, once, of a write that cannot be told apart from others."""
         plan = self._plans.plan(tool)
         writes = tool.spec.effect == "write" or (tool.spec.effect is None and not tool.spec.idempotent)
         alone = active_turn.get() is None and current_scope() is None
@@ -312,7 +312,7 @@ class BaseGateway:
         self._plans.changed()
 
     def metrics(self) -> str:
-        """The metrics in Prometheus' text format, with a fresh look at the store.
+        """The metrics in the Prometheus text format, with fresh counts from the store.
 
         It waits for the store, a few seconds at most: in an event loop, call it with ``asyncio.to_thread``.
         """
@@ -330,11 +330,11 @@ class BaseGateway:
         self._plans.reporter.dedupe(counts)
 
     def configure(self, settings: Settings) -> None:
-        """Take new settings while running: switches, per-tool overrides, policies."""
+        """Apply new settings while running: switches, per-tool overrides, policies."""
         self._plans.configure(settings)
 
     def reload(self) -> None:
-        """Look at the configuration file now, as calls do at most once a second; safe in a signal handler."""
+        """Check the configuration file now, as calls do at most once a second; safe in a signal handler."""
         self._plans.reload()
 
     def find(self, namespace: str, name: str) -> Tool | None:
@@ -346,7 +346,7 @@ class BaseGateway:
         return name in self._plans.tools
 
     def adopt_breakers(self, rows: list[BreakerRow]) -> None:
-        """Take over breaker states from the store now."""
+        """Adopt breaker states from the store now."""
         self._plans.adopt(rows)
 
     # -- calls by name -------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class BaseGateway:
         """The call that an envelope asks for, or the result that says what is wrong with it."""
         reporter = self._plans.reporter
         try:
-            if isinstance(envelope, ToolCallEnvelope):  # made by hand, so nobody has checked it yet
+            if isinstance(envelope, ToolCallEnvelope):  # constructed by hand, so nobody has validated it yet
                 envelope = envelope.to_wire()
             checked = ToolCallEnvelope.from_wire(envelope)
         except ContractError as error:
@@ -417,7 +417,7 @@ class BaseGateway:
     def _misfit(
         self, tool: Tool, params: dict[str, Any], envelope: Callable[[], Mapping[str, Any]]
     ) -> ToolResultEnvelope | None:
-        """Arguments that the function cannot take are refused here: they are no outcome of the tool."""
+        """Refuse arguments that the function cannot take: they are not an outcome of the tool."""
         name, why = tool.misfit(params)
         if not name:
             return None
@@ -432,7 +432,7 @@ class BaseGateway:
         yield from self._plans.leases.last_words()
 
     def _elsewhere(self, call: GuardedCall) -> Callable[[SyncJournal, Step], None]:
-        """How another thread goes on with a call whose stream it ends."""
+        """How another thread continues a call whose stream it ends."""
 
         def resume(journal: SyncJournal, step: Step) -> None:
             run_sync(call, SyncWorld(self._plans, self._feed, journal), step)
@@ -498,7 +498,7 @@ class Gateway(BaseGateway):
         return outcome
 
     def run(self, call: GuardedCall) -> Outcome:
-        """Make a call that was asked for by name; a stream is read to its end."""
+        """Make a call that was requested by name; a stream is read to its end."""
         run_sync(call, self._world.until(call.options.deadline))
         return results.gather(self._streamed(call, call.result()))
 
@@ -522,7 +522,7 @@ class Gateway(BaseGateway):
         return results.denied(call, outcome) if outcome.code == "denied" else self.answer(call, outcome)
 
     def close(self) -> None:
-        """Let go of the store; outcomes that could not be recorded yet are waited for, a second at most."""
+        """Close the store; outcomes not recorded yet are waited for, a second at most."""
         for pause in self._last_words():
             time.sleep(pause)
         self._world.close()
@@ -551,7 +551,7 @@ class AsyncGateway(BaseGateway):
         return awaiting(function)  # type: ignore[return-value]
 
     def _world(self) -> AsyncWorld:
-        """What the running event loop reaches."""
+        """The services that the running event loop uses."""
         try:
             loop = self._loop_of()
         except RuntimeError:
@@ -652,7 +652,7 @@ class AsyncGateway(BaseGateway):
         return outcome
 
     async def run(self, call: GuardedCall, overhear: Callable[[Any], Any] | None = None) -> Outcome:
-        """Make a call that was asked for by name; a stream is read to its end, through *overhear* if that is given."""
+        """Make a call that was requested by name; a stream is read to its end, through *overhear* if that is given."""
         await run_async(call, self._world().until(call.options.deadline))
         outcome = self._streamed(call, call.result())
         if overhear is not None and outcome.stream is not None and hasattr(outcome.stream, "__aiter__"):
@@ -679,7 +679,7 @@ class AsyncGateway(BaseGateway):
         return results.denied(call, outcome) if outcome.code == "denied" else self.answer(call, outcome)
 
     async def close(self) -> None:
-        """Let go of the store in this event loop; outcomes that could not be recorded yet are waited for, a second."""
+        """Close the store in this event loop; outcomes not recorded yet are waited for, a second at most."""
         import asyncio
 
         for pause in self._last_words():
@@ -728,7 +728,7 @@ def _key_options(tool: Tool, key: Any) -> Options:
 
 
 def _key_of(tool: Tool, arguments: dict[str, Any]) -> Options:
-    """A call about what its tool says."""
+    """A call about what the declaration of its tool says."""
     assert tool.key_of is not None
     try:
         key = tool.key_of(arguments)
@@ -742,7 +742,7 @@ def _key_of(tool: Tool, arguments: dict[str, Any]) -> Options:
 
 
 def _not_text(what: str, value: Any, *, required: bool = True) -> str:
-    """What is wrong with an id or a name; nothing, if it is a text that can be kept."""
+    """What is wrong with an id or a name; empty if it is a string that can be stored."""
     if value is None and not required:
         return ""
     if not isinstance(value, str):
@@ -757,7 +757,7 @@ def _not_text(what: str, value: Any, *, required: bool = True) -> str:
 
 
 def _not_writable(envelope: ToolCallEnvelope) -> str:
-    """What is wrong with the ids and names of an envelope; nothing, if they can be written down."""
+    """What is wrong with the ids and names of an envelope; empty if they can be stored."""
     target = envelope.target
     texts = {
         "requestId": envelope.request_id,
@@ -785,7 +785,7 @@ def _named(session: str, actor: str) -> tuple[str, str]:
 
 
 def _check_declaration(spec: ToolSpec) -> None:
-    """What a declaration may not say, although each of its parts is valid."""
+    """Reject what a declaration may not say although each of its parts is valid."""
     if spec.scope == "global" and spec.effect != "read":
         raise InvalidInput(
             f"{spec.name!r} has scope='global', so all sessions and actors would share its answers.",
@@ -835,9 +835,9 @@ def from_envelope(envelope: ToolCallEnvelope, plan: Plan, turn: TurnState | None
 
 
 def _scope_of(target: Target, settings: Settings) -> tuple[str | None, OldPlace | None]:
-    """One text for tenant and workspace of an envelope, each scope its own; and what 0.1.0 made of it, if that differs.
+    """One string for tenant and workspace of an envelope, unique per scope; and that of 0.1.0, if it differs.
 
-    An envelope can narrow its tenant, never choose it (D31): its own one says nothing.
+    An envelope can narrow its tenant, never choose it (D31): naming the gateway's own changes nothing.
     """
     tenant = None if target.tenant_id is UNSET else target.tenant_id
     given = None if target.workspace_id is UNSET else target.workspace_id
@@ -847,7 +847,7 @@ def _scope_of(target: Target, settings: Settings) -> tuple[str | None, OldPlace 
     else:
         new = f"{_escaped(tenant)}/{_escaped(given or '')}"
     if new == settings.workspace:
-        new += "%"  # which no other scope ends with
+        new += "%"  # no other scope ends with it
     if old in (None, new or settings.workspace):
         return new, None
     return new, OldPlace(old, shared=tenant != settings.tenant or "/" in (given or ""))

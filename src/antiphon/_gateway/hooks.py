@@ -16,7 +16,7 @@ log = logging.getLogger("antiphon.hooks")
 
 
 class HookCall(NamedTuple):
-    """What a hook is told."""
+    """What a hook receives."""
 
     tool: str
     namespace: str
@@ -29,7 +29,7 @@ class HookCall(NamedTuple):
 
 
 class HookReply(NamedTuple):
-    """What a before-hook may answer; the name it goes by lands in ``control.fromHook``."""
+    """What a before-hook may return; its name ends up in ``control.fromHook``."""
 
     idempotency_key: str | None = None
     timeout_ms: int | None = None
@@ -57,7 +57,7 @@ def _awaited(answer: Any) -> Any:
 
 
 def _check(rule: str, hook: Any, *given: Any) -> None:
-    """Whether a hook can be called; what cannot be looked at is believed."""
+    """Check that a hook can be called; one that cannot be inspected is accepted."""
     try:
         inspect.signature(hook).bind(*given)
     except TypeError:
@@ -68,7 +68,7 @@ def _check(rule: str, hook: Any, *given: Any) -> None:
 
 
 class Hooks:
-    """The registered hooks. Registering the same function twice is registering it once."""
+    """The registered hooks. Registering the same function twice has no further effect."""
 
     __slots__ = ("active", "afters", "befores")
 

@@ -1,4 +1,4 @@
-"""Names for the outside: UUIDv7 (ordered by time, unique across processes), and fingerprints of store keys."""
+"""External identifiers: UUIDv7 (ordered by time, unique across processes), and fingerprints of store keys."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LOW = tuple(f"{number:03x}" for number in range(4096))
 _random = ""
 _latest = 0
 _series: tuple[float, str, Callable[[], str], str]
-"""The ids of one millisecond, at most 4096: when it is over, what they begin with, the next number, how they end."""
+"""The ids of one millisecond, at most 4096: when it ends, their prefix, the next number, their suffix."""
 
 
 def _renew() -> None:
-    """A new random part for this process; a forked child draws its own."""
+    """Draw a new random part for this process; a forked child draws its own."""
     global _random
     noise = os.urandom(8)
     _random = f"-{0x8000 | int.from_bytes(noise[:2], 'big') & 0x3FFF:04x}-{noise[2:6].hex()}"
@@ -47,7 +47,7 @@ def uuid7() -> str:
     if _time() < until:
         try:
             return f"{head}{low()}{tail}"
-        except StopIteration:  # all of this millisecond are given out
+        except StopIteration:  # the ids of this millisecond are used up
             pass
     _begin_series()
     return uuid7()
@@ -58,30 +58,30 @@ _Hash = Any
 """A hash of ``hashlib``."""
 _Fed = tuple[tuple[_Hash, _Hash], ...]
 _LOOK_EVERY_S: Final = 0.002
-"""How often calls look for another key: a look costs as much as a fingerprint."""
+"""How often calls check for a new key: a check costs as much as a fingerprint."""
 
 
 class Fingerprints:
-    """What names a store key outside the store: an HMAC under a key of the store, so that nobody can try out arguments.
+    """What names a store key outside the store: an HMAC under a key of the store, so that nobody can guess arguments.
 
-    A store without a key of its own (*secrets* gives none) has fingerprints of this process. They are equal for equal
-    store keys, too, but another process makes others.
+    In a store without a key of its own (*secrets* gives none), fingerprints are those of this process: equal for equal
+    store keys, too, but different in another process.
 
     >>> Fingerprints().of("ab" * 32) == Fingerprints().of("ab" * 32) != "ab" * 8
     True
     """
 
     def __init__(self, secrets: Callable[[], Sequence[bytes]] = tuple, *, in_process: bool = False) -> None:
-        """*secrets* gives the present key and older ones. It is asked again and again, so that a rotation counts."""
+        """*secrets* gives the current key and older ones. It is called repeatedly, so that a rotation takes effect."""
         self._secrets = secrets
         self._in_process = in_process
         self._look_at = 0.0
         self._in_use: tuple[tuple[bytes, ...], _Fed] | None = None
         self._latest: tuple[str | None, _Fed, str] = (None, (), "")
-        """The store key that was asked for last, and its fingerprint: start and end of a call ask for the same one."""
+        """The store key requested last, and its fingerprint: start and end of a call request the same one."""
 
     def _look(self) -> tuple[tuple[bytes, ...], _Fed]:
-        """The keys as they are now, and their hashes."""
+        """The current keys, and their hashes."""
         keys, known = tuple(self._secrets()), self._in_use
         if known is None or known[0] != keys:
             known = self._in_use = (keys, tuple(map(_fed, keys or (_OF_THIS_PROCESS,))))
@@ -93,11 +93,11 @@ class Fingerprints:
 
     @property
     def last(self) -> bool:
-        """Whether everyone who can open the store makes the same ones."""
+        """Whether everyone who can open the store computes the same ones."""
         return self._in_process or bool(self._keys)
 
     def of(self, store_key: str) -> str:
-        """The fingerprint of a store key, under a key that was the present one two milliseconds ago."""
+        """The fingerprint of a store key, under a key that was current at most two milliseconds ago."""
         now, in_use = _monotonic(), self._in_use
         if in_use is None or now >= self._look_at:
             self._look_at = now + _LOOK_EVERY_S
@@ -110,9 +110,9 @@ class Fingerprints:
         return fingerprint
 
     def bindings(self, text: str) -> tuple[str, ...]:
-        """What binds an approval to a call: the HMAC of *text* under the present key of the store, and older ones.
+        """What binds an approval to a call: the HMAC of *text* under the current key of the store, and older ones.
 
-        Without a key of the store it is a digest that every process makes alike.
+        Without a key of the store it is a digest that is the same in every process.
         """
         return tuple(hmac.digest(key, b"approval\0" + text.encode(), "sha256").hex() for key in self._keys or (b"",))
 
@@ -122,7 +122,7 @@ class Fingerprints:
         return _signature(keys[0], text) if keys else None
 
     def signed(self, text: str, signature: str) -> bool:
-        """Whether :meth:`sign` made this, under the present key of the store or an older one."""
+        """Whether :meth:`sign` made this, under the current key of the store or an older one."""
         return any(hmac.compare_digest(_signature(key, text).encode(), signature.encode()) for key in self._signing)
 
     @property
@@ -130,7 +130,7 @@ class Fingerprints:
         return self._keys or ((_OF_THIS_PROCESS,) if self._in_process else ())
 
     def name(self, store_key: str, beginning: str) -> bool:
-        """Whether a fingerprint of *store_key* begins so, under the present key of the store or an older one."""
+        """Whether a fingerprint of *store_key* begins so, under the current key of the store or an older one."""
         return any(_hmac(fed, store_key).startswith(beginning) for fed in self._look()[1])
 
 

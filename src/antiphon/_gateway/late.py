@@ -20,10 +20,10 @@ _PATIENCE_S = 60.0
 
 
 class LateResult:
-    """What to do with a result nobody waits for any more. It has a copy of what it needs: the call is long over."""
+    """Handles a result that nobody waits for any more. It has a copy of what it needs: the call ended long ago."""
 
     def __init__(self, call: GuardedCall, before: LateResult | None = None) -> None:
-        """*before*: of the attempt before."""
+        """*before*: that of the previous attempt."""
         plan = call.plan
         self.tool: Tool = plan.tool
         self.request_id = call.request_id
@@ -36,7 +36,7 @@ class LateResult:
         """The attempts of the call that may have had an effect."""
         self._number = call.number
         self.fences: set[int] = set() if before is None else before.fences
-        """The versions of the call's claim: it has a further one if the store lost it."""
+        """The versions of the call's claim: there is a further one if the store lost it."""
         self.fences.add(call.version)
         self._identity = call.identity
         self._store, self._results, self._reporter = plan.plans.store, plan.results, plan.reporter
@@ -75,7 +75,7 @@ class LateResult:
             if failure.may_have_applied or not is_unknown(record):
                 return False
             self.doubts.discard(self._number)
-            if self.doubts:  # nothing has happened here, but perhaps there
+            if self.doubts:  # this attempt had no effect, but an earlier one may have
                 return False
             cause = (failure.code, self._results.clean(failure.message), not failure.retriable, failure.retriable)
             attempts = (self._attempt(failure.code, failure.retriable),)

@@ -41,7 +41,7 @@ def _nothing(*_: Any) -> None:
 
 
 class Lease(Protocol):
-    """What is known here of a call that holds a claim."""
+    """What is known here about a call that holds a claim."""
 
     key: str
     version: int
@@ -61,7 +61,7 @@ class Lease(Protocol):
 
     @property
     def stream(self) -> Any:
-        """What its caller reads, if the tool answers in chunks."""
+        """What its caller reads, if the tool returns a stream."""
 
 
 class Unfinished(Protocol):
@@ -69,25 +69,24 @@ class Unfinished(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the claim that it holds; 0: it may hold one, and has sent nothing."""
+        """The version of its claim; 0: it may hold one, and has dispatched nothing."""
 
 
 @dataclass(slots=True, eq=False)
 class Left:
-    """A call that its caller left, and the step to go on with."""
+    """A call that its caller left, and the step to continue with."""
 
     call: Unfinished
     step: Any
     due: float = 0.0
     tries: int = 0
-    """How often the store refused it although it took other writes."""
+    """How often the store refused it although it accepted other writes."""
 
 
 class Leases:
     """The calls of one gateway that hold a claim.
 
-    A renewal that fails is no verdict: it is tried again until the lease would be over, and the running tool is
-    never interrupted for it.
+    A failed renewal is not final: it is retried until the lease would expire, and never interrupts the running tool.
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings, *, attached: bool = True) -> None:
@@ -96,7 +95,7 @@ class Leases:
         self._cap = settings.lease_cap_ms / 1000
         self._idle = settings.stream_idle_ms / 1000
         self._held: dict[Lease, float] = {}
-        """The calls, and all how many seconds they are renewed."""
+        """The calls, and their renewal intervals in seconds."""
         self._due: dict[Lease, float] = {}
         """When a call is to be renewed next, if that is not a third of its lease after its start."""
         self.release: Callable[[Lease, None], float | None] = self._held.pop
@@ -106,15 +105,15 @@ class Leases:
         self._wanted = Signal()
         self._mender = Daemon("antiphon-mend")
         self._next = _NEVER
-        """When to look next; later calls with longer leases need not change it."""
+        """When to check next; later calls with longer leases need not change it."""
         self._attached = attached
         """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
         self._sweeps = attached and not store.in_process
         self._unfinished: list[Left] = []
         self.resume: Callable[[SyncJournal, Any, Any], None] = _nothing
-        """Goes on with a call on this thread's journal."""
+        """Continues a call on this thread's journal."""
         self.regain: Callable[[SyncJournal, Any], bool | None] = _nothing
-        """Finds the claim of a running call, or writes it anew if the store has lost it; whether it has one now."""
+        """Finds the claim of a running call, or writes it again if the store has lost it; whether it has one now."""
         watched = attached and not store.in_process
         self.breaker: StoreBreaker = StoreBreaker(store.url, clock, on=watched, wake=self._hurry)
         self._place = f"{store.url} {getattr(store, 'prefix', '')}"
@@ -122,7 +121,7 @@ class Leases:
             _service.add(self)
 
     def hold(self, call: Lease, every: float) -> None:
-        """Start renewing the lease of *call*, all *every* seconds."""
+        """Start renewing the lease of *call*, every *every* seconds."""
         self._held[call] = every
         due = call.started + every
         if due < self._next:
@@ -140,7 +139,7 @@ class Leases:
         return sum(1 for left in list(self._unfinished) if left.call.version)
 
     def finish(self, call: Unfinished, step: Any, after_s: float = 0.0) -> None:
-        """Go on with a call that its caller had to leave, as soon as the store allows it, or some seconds later."""
+        """Continue a call that its caller had to leave, as soon as the store allows it, or some seconds later."""
         if len(self._unfinished) >= _MOST_UNFINISHED:
             self._unfinished.pop(0)
             log.error("too many calls wait for the store; one was given up: its claim ends with its lease")
@@ -158,7 +157,7 @@ class Leases:
                 self._mend_beside()
 
     def last_words(self) -> Iterator[float]:
-        """Pauses to make while something is left to write, for a second at most."""
+        """Pauses to make while something is left to write, a second at most."""
         until = time.monotonic() + _LAST_WORDS_OF_ONE_S
         self.pause_no_more()
         while self._attached and self._unfinished and time.monotonic() < until:
@@ -166,13 +165,13 @@ class Leases:
             yield 0.02
 
     def pause_no_more(self) -> None:
-        """Make due at once what the store refused before."""
+        """Make what the store refused earlier due at once."""
         for left in list(self._unfinished):
             if left.tries:
                 left.due = 0.0
 
     def _mend_beside(self) -> None:
-        """On a thread of its own, as long as it takes: a store that hangs keeps no lease of another from renewal."""
+        """Recover on a thread of its own, however long it takes: a store that hangs does not delay other renewals."""
         self._wanted.set()
         self._mender.start(self._mend_until_well)
 
@@ -190,17 +189,17 @@ class Leases:
                 return
 
     def _mend(self, now: float) -> float:
-        """Look whether the store works, and write what was left; seconds until there is more to do, 0 if it is done."""
+        """Check whether the store works, and write what was left; seconds until there is more to do, 0 when done."""
         if self.breaker.is_open:
             if (pause := self.breaker.probe(self.journal, now)) > 0.0:
                 return pause
             journal = self.journal()
-            refusal = self._finish_due(journal, now)  # first what is known: a redelivery should find it
+            refusal = self._finish_due(journal, now)  # known outcomes first: a redelivery should find them
             if refusal is not None:
                 if is_full(refusal):  # a renewal may need no room
                     self.renew_due(journal, now)
                 return self.breaker.not_yet(refusal)
-            self._due.update(dict.fromkeys(list(self._held), now))  # it may have come back without the claims
+            self._due.update(dict.fromkeys(list(self._held), now))  # the store may have come back without the claims
             self.renew_due(journal, now)
             self.breaker.close()
             self._hurry()
@@ -212,7 +211,7 @@ class Leases:
         return max(BREAKER_PAUSE_S, min(one.due for one in left) - now) if left else 0.0
 
     def _finish_due(self, journal: SyncJournal, now: float) -> StoreError | None:
-        """Go on with the calls that were left; the refusal, if the store is sick or has no room for an outcome."""
+        """Continue the calls that were left; the refusal, if the store is failing or has no room for an outcome."""
         for left in [left for left in list(self._unfinished) if left.due <= now]:
             try:
                 self.resume(journal, left.call, left.step)
@@ -232,10 +231,10 @@ class Leases:
         return None
 
     def _refusal_of_all(self, journal: SyncJournal, left: Left, error: Exception) -> StoreError | None:
-        """Why the store takes no write; ``None`` if it refuses this one only."""
+        """Why the store accepts no write; ``None`` if it refuses this one only."""
         if not isinstance(error, StoreUnavailable):
             return None
-        if left.call.version and is_full(error):  # whatever it takes: an outcome waits for room, however long
+        if left.call.version and is_full(error):  # whatever else it accepts: an outcome waits for room, however long
             return error
         try:
             journal.renew(PROBE, 0, 1)
@@ -244,7 +243,7 @@ class Leases:
         return None
 
     def _put_off(self, left: Left, error: Exception, now: float) -> None:
-        """The store takes other writes: try this one less and less often, and not for ever."""
+        """The store accepts other writes: retry this one less and less often, and not forever."""
         left.tries += 1
         left.due = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**left.tries)
         if left.tries < _MOST_TRIES and getattr(error, "code", "") != "store_version":
@@ -259,7 +258,7 @@ class Leases:
             self._unfinished.remove(left)
         if not self._unfinished:
             _service.leave(self)
-            if self._unfinished:  # left at this moment
+            if self._unfinished:  # added in the meantime
                 _service.keep(self)
 
     def forget(self) -> None:
@@ -273,14 +272,14 @@ class Leases:
         self._next = _NEVER
 
     def look(self) -> float:
-        """Do what is due; seconds until there is something to do again."""
+        """Do what is due; seconds until the next check."""
         now = self._clock.monotonic()
         if self.breaker.is_open or self._unfinished:
             if self._attached:
                 self._mend_beside()
             else:
                 self._mend(now)
-        if self.breaker.is_open:  # whoever mends says when it works again
+        if self.breaker.is_open:  # the recovery thread reports when it works again
             return _LONGEST_NAP_S
         if self._next <= now:
             try:
@@ -294,7 +293,7 @@ class Leases:
         return min(nap, _janitor.look(self._place, self.journal, now)) if self._sweeps else nap
 
     def journal(self) -> SyncJournal:
-        """The way to the store that the breaker does not shut."""
+        """The journal that the store's breaker does not block."""
         with self._opening:
             if self._journal is None:
                 self._journal = self._store.open_sync()
@@ -305,8 +304,8 @@ class Leases:
         return [one for one in {self, *_service.all()} if one._place == self._place]
 
     def _plan(self) -> None:
-        """Find the next moment. A call that begins meanwhile is seen here, or sees what is written here."""
-        for call in [call for call in list(self._due) if call not in self._held]:  # it is over
+        """Find the next due time. A call that begins meanwhile is seen here, or sees what is written here."""
+        for call in [call for call in list(self._due) if call not in self._held]:  # it has ended
             self._due.pop(call, None)
         while True:
             earliest = self._next = self._earliest()
@@ -320,7 +319,7 @@ class Leases:
         return min((self._due_of(call) for call in list(self._held)), default=_NEVER)
 
     def renew_due(self, journal: SyncJournal, now: float) -> None:
-        """Renew every lease whose third has passed; give up those past their deadline or lost to another."""
+        """Renew every lease of which a third has passed; give up those past their deadline or lost to another."""
         for call in list(self._held):
             stream = call.stream
             if stream is not None and now - stream.last_pull > self._idle:
@@ -424,10 +423,10 @@ class _Service:
 
 
 class Janitor:
-    """When to drop what has expired from which store (R6); one for all gateways of a process.
+    """Decides when to remove expired records from which store (R6); one for all gateways of a process.
 
-    Every process of a fleet does its share: the pauses are jittered, a portion is bounded, and what one process has
-    dropped is no work for the next.
+    Every process of a fleet does its share: the pauses are jittered, batches are bounded, and no process repeats what
+    another has removed.
     """
 
     def __init__(self) -> None:
@@ -435,7 +434,7 @@ class Janitor:
         self._random = random.Random()
 
     def look(self, place: str, journal: Callable[[], SyncJournal], now: float) -> float:
-        """Sweep the store at *place* if it is time; seconds until it is time again."""
+        """Sweep the store at *place* if it is due; seconds until it is due again."""
         due = self._due.get(place)
         if due is None:
             due = self._due[place] = now + self._pause()

@@ -1,4 +1,4 @@
-"""What comes of a call, as a value. Exceptions are made from it only where the caller is answered."""
+"""The outcome of a call, as a value. It becomes an exception only where the caller is answered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Outcome:
     """The status of a call, and its value or its failure."""
 
     payload: bytes | None = None
-    """The value as it is kept."""
+    """The value as it is stored."""
     code = ""
     message = ""
     retriable = False
@@ -41,7 +41,7 @@ class Outcome:
         self.attempts = attempts
 
     def note(self, **more: Any) -> None:
-        """Add metadata, which goes with the answer."""
+        """Add metadata, which is returned with the answer."""
         self.metadata = {**(self.metadata or {}), **more}
 
 
@@ -59,7 +59,7 @@ def failed(
 
 
 def restored_failure(record: DedupeRecord) -> Outcome:
-    """The failure that a settled record keeps."""
+    """The failure that a settled record holds."""
     error = record.error
     if error is UNSET:
         return failed("error", record.state, f"The earlier call ended as {record.state}.")
@@ -107,7 +107,7 @@ def approval_required(tool: str, approval: str) -> Outcome:
 
 
 def approval_in(message: str) -> str:
-    """The approval that a recorded call waited for, as :func:`approval_required` says it."""
+    """The approval that a recorded call waited for, as :func:`approval_required` words it."""
     _, _, rest = message.partition(" Approval ")
     return rest.partition(" is waiting: ")[0]
 
@@ -139,7 +139,7 @@ def run_cancelled(tool: str) -> Outcome:
 
 
 def contradicted(tool: str, times: int) -> Outcome:
-    """The store does not keep to its rules: it offers a record to be replaced, and refuses that."""
+    """The store contradicts itself: it offers a record for replacement, and refuses to replace it."""
     message = (
         f"The store of {tool} refused {times} times to change the record of this call, and says that it is unchanged. "
         "The call was not made."
@@ -205,7 +205,7 @@ def refused_by_hook(error: Exception) -> Outcome:
 
 
 def interruption(interrupt: BaseException) -> str:
-    """Whether the tool paused by itself (it runs again when it goes on) or its caller went away."""
+    """Whether the tool suspended itself (it runs again when resumed) or its caller went away."""
     return Paused.code if isinstance(interrupt, Exception) else "cancelled"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def _started(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot, ``""`` if it runs no more, ``None`` if nobody can know."""
+    """Start time of a process in clock ticks since boot, ``""`` if it no longer runs, ``None`` if nobody can know."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

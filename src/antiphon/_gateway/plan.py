@@ -1,7 +1,7 @@
-"""What the calls of one tool do as things stand, worked out once and made anew whenever something changes.
+"""What applies to the calls of one tool, computed once and again whenever something changes.
 
-Nothing is decided when a function is decorated: a live change of a time limit, a hook or a switch binds the next call,
-however it is made. What does not apply is empty, so the fast path is the path with nothing in it.
+Nothing is frozen when a function is decorated: changing a time limit, a hook or a switch at runtime affects the next
+call, however it is made. What does not apply is empty, so the fast path is the path with nothing in it.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Dependencies:
     redactor: Any = None
     """``None`` for a store that never leaves the process."""
     masks: Any = None
-    """What messages of exceptions are cleaned with; those leave the process whatever the store."""
+    """Redacts the messages of exceptions, which leave the process whatever the store."""
     sealer: Callable[[], Any] = _nothing
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
     blobs: Callable[[], Blobs | None] = _nothing
     reload: Callable[[], Settings | None] = _nothing
-    """New settings if the configuration changed since it was asked last."""
+    """New settings if the configuration changed since the last call."""
     renews: bool = True
     """Whether the process's thread renews leases; otherwise the owner of the gateway does (tests, simulations)."""
 
@@ -82,7 +82,7 @@ class Verdict(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a caller asks for one call beyond its arguments."""
+    """What a caller specifies for one call besides its arguments."""
 
     given_key: str | None = None
     mode: str = "enforced"
@@ -98,9 +98,9 @@ class Options(NamedTuple):
     """What applies where the tool declares nothing."""
     about: About | None = None
     by_id: bool | None = None
-    """Whether its id is good for one set of arguments only; ``None``: if the call has one."""
+    """Whether its id is valid for one set of arguments only; ``None``: if the call has one."""
     counted_in: str = ""
-    """What the id is good for: a response of a model, or, if this is empty, the whole session."""
+    """The scope of the id: a response of a model, or, if this is empty, the whole session."""
     keyed: str = ""
     """The given key names what the call is about, as ``text`` or ``json``: session and actor are no part of it."""
     undoes: Any = None
@@ -120,14 +120,14 @@ class OldPlace(NamedTuple):
 
     workspace: str
     shared: bool
-    """Calls of other scopes had the same: only a record of this very request is its own."""
+    """Calls of other scopes had the same place: only a record of this very request is its own."""
 
 
 Permits = Sequence[tuple[Breaker, Permit]]
 
 
 class Policy:
-    """What applies to one call. Calls that ask for nothing share the one of their plan."""
+    """What applies to one call. Calls without options share the one of their plan."""
 
     __slots__ = (
         "deadline",
@@ -162,12 +162,12 @@ class Policy:
         self.deadline: float | None = options.deadline if guarded else None
         self.path: Path = plan.breakers_on(options.breaker)
         self.permits: Permits = ()
-        """Leave of all breakers on the way, as long as they are closed: one permit is good for all calls then."""
+        """Permits of all breakers on the path, as long as they are closed: then one permit serves all calls."""
         self.inline: bool = plan.inline and self.timeout_s is None and self.deadline is None
         """Whether an attempt is nothing but ``function(**arguments)``."""
 
     def all_closed(self) -> Permits | None:
-        """Leave of all breakers on the way; ``None`` if one of them has to be asked."""
+        """Permits of all breakers on the path; ``None`` if one of them has to be asked."""
         permits = tuple((breaker, breaker.pass_for_all) for breaker in self.path)
         if any(permit is None for _, permit in permits):
             return None
@@ -208,7 +208,7 @@ Keys = tuple[KeyMaker, ClaimTemplate]
 
 
 class Plan:
-    """What calls of one tool do as things stand."""
+    """What currently applies to the calls of one tool."""
 
     __slots__ = (
         "_keyed",
@@ -282,7 +282,7 @@ class Plan:
         # what is switched on
         self.off: bool = not switches.enabled or self.name in switches.tools_off or spec.name in switches.tools_off
         self.watched_only: bool = self.off or shadow_of is not None
-        """The layer is off or in shadow mode: the function decides alone."""
+        """The layer is off or in shadow mode: the function alone decides."""
         self.open_mode: bool = switches.open_mode and not self.watched_only
         self.unclaimed: bool = self.off or not switches.derive_keys
         self.hooks: Hooks | None = plans.hooks if plans.hooks.active else None
@@ -296,9 +296,9 @@ class Plan:
             if self.off and self.hooks is None and tool.context_param is None and tool.approving is None
             else None
         )
-        """What a decorated function is where nothing at all is to be done."""
+        """What a decorated function is if there is nothing to do at all."""
         self.usual: bool = self.bypass is None
-        """Calls are made by it: it is not stale, and something is to be done."""
+        """Calls use this plan: it is not stale, and there is something to do."""
         # what the tool says
         self.function: Callable[..., Any] = tool.function
         self.bind: Callable[..., dict[str, Any]] = tool.quick_bind or _slow_bind(tool)
@@ -308,7 +308,7 @@ class Plan:
         self.approving: Approving | None = tool.approving
         """Which calls a person must approve; ``None``: none."""
         self.bound_loop: bool = not spec.poll and not spec.cost
-        """Whether the loop guard has nothing to know but the call."""
+        """Whether the loop guard needs to know nothing but the call."""
         self.reuses: bool = spec.idempotent and tool.reuse_default == "session"
         self.ttl_ms: int = int(spec.key_ttl * 1000) if self.is_keyed else tool.ttl.done_ms
         self.lease_ms: int = tool.ttl.lease_ms
@@ -329,7 +329,7 @@ class Plan:
         self.budget: TokenBucket = TokenBucket() if self.watched_only else plans.budget(tool)
         self.credit: Callable[[], int] = self.budget.success
         self.largest: int = plans.results.largest_plain
-        """Bytes of a result that is kept as it is, without a look at what is in it."""
+        """The size up to which a result is stored as it is, without inspecting it."""
         self.reporter: Reporter = reporter
         self.results: ResultStore = plans.results
         self.threads: ThreadRunner = plans.bare_threads if self.watched_only else plans.threads
@@ -339,7 +339,7 @@ class Plan:
         self.loops: LoopPolicy = plans.guards.policy
         self.tallies: Tallies = Tallies(None if self.off else reporter.metrics, tool)
         self.tally: Tally = self._first_tally
-        """Counts a call that just succeeded."""
+        """Counts a call that simply succeeded."""
         self.begin_prefix = "" if shadow_of is None else "shadow."
         self.known_keys: dict[Place, Keys] = {} if shadow_of is None else shadow_of.known_keys
         self.policy: Policy = Policy(self, NO_OPTIONS)
@@ -348,9 +348,9 @@ class Plan:
         if shadow_of is not None:
             self.bare.path, self.bare.unclaimed = (), True
         shadowed = shadow_of is None and not self.off and switches.any_shadow and switches.shadows(tool)
-        shadowed = shadowed and tool.approving is None  # what needs a person is never only watched
+        shadowed = shadowed and tool.approving is None  # a call that needs a person is never only watched
         self.shadow: Plan | None = Plan(plans, tool, shadow_of=self) if shadowed else None
-        """How calls are made that are only watched."""
+        """How calls that are only watched are made."""
 
     def _first_tally(self, took_ms: float) -> None:
         """A tool that was never called is not counted."""
@@ -366,7 +366,7 @@ class Plan:
         self.stale, self.usual = True, False
 
     def heeds(self, refusal: Refusal) -> bool:
-        """Whether an open breaker stops a call: always, if somebody holds it open (D32)."""
+        """Whether an open breaker stops a call: always, if somebody forced it open (D32)."""
         return self.open_mode or (refusal.state == "FORCED_OPEN" and not self.watched_only)
 
     def now_ms(self) -> int:
@@ -381,7 +381,7 @@ class Plan:
         return self._keyed
 
     def as_of_now(self) -> Plan:
-        """The same after a change."""
+        """The current plan after a change."""
         plan = self.plans.plan(self.tool)
         return plan.keyed() if self.is_keyed else plan
 
@@ -427,7 +427,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class Plans:
     """The plans of one gateway, and the parts they are made of.
 
-    Every change goes through a method here, and each of them makes the present plans stale.
+    Every change goes through a method here, and each of them invalidates the current plans.
     """
 
     def __init__(self, dependencies: Dependencies, *, asynchronous: bool) -> None:
@@ -454,20 +454,20 @@ class Plans:
         self.watcher: Watcher = Watcher(self.store_breaker)
         self.threads: ThreadRunner = ThreadRunner(settings.abandoned_threads)
         self.bare_threads: ThreadRunner = ThreadRunner(sys.maxsize)
-        """Of tools that are called as if there were no gateway."""
+        """For tools that are called as if there were no gateway."""
         self.guards: Guards = Guards(settings.loop)
         self._budgets: dict[str, TokenBucket] = {}
         self._plans: dict[Tool, Plan] = {}
         self.unshared: dict[str, Breaker] = {}
-        """Breakers whose state could not be written: tried again with the next refresh."""
+        """Breakers whose state could not be written: retried with the next refresh."""
         self.next_refresh: float = 0.0
-        """When changed settings, log levels and breakers of others are looked at again."""
+        """When changed settings, log levels and breakers of others are checked again."""
         self.was_refreshed: bool = False
-        """Whether breakers of others have been looked at before."""
+        """Whether breakers of others have been read before."""
         _all_plans.add(self)
 
     def plan(self, tool: Tool) -> Plan:
-        """The plan of a tool as of now."""
+        """The current plan of a tool."""
         plan = self._plans.get(tool)
         if plan is None or plan.stale:
             plan = self._plans[tool] = Plan(self, tool)
@@ -481,7 +481,7 @@ class Plans:
                 plan._keyed.outdate()
 
     def add(self, tool: Tool) -> None:
-        """Make a tool callable by its full name, and by its short one unless that is another's."""
+        """Make a tool callable by its full name, and by its short one unless that is taken."""
         tools, short = self.tools, tool.spec.name
         known = tools.get(tool.full_name)
         if known is not None and known.origin != tool.origin:
@@ -491,7 +491,7 @@ class Plans:
                 hint="Give this one another name: @gateway.tool('name', idempotent=...), or another namespace.",
             )
         if known is not None and (before := self._plans.pop(known, None)) is not None:
-            before.outdate()  # a function that was decorated with it goes on, and makes a plan of its own
+            before.outdate()  # a function that was decorated with it continues, with a plan of its own
         tools[tool.full_name] = tool
         if short not in tools or tools[short].full_name == tool.full_name:
             tools[short] = tool
@@ -502,7 +502,7 @@ class Plans:
         return self._budgets.setdefault(tool.spec.dependency or tool.full_name, TokenBucket())
 
     def adopt(self, rows: Iterable[BreakerRow], *, told: bool = False) -> None:
-        """Take over breaker states that other processes or an operator wrote; *told*: at this moment."""
+        """Adopt breaker states that other processes or an operator wrote; *told*: at this moment."""
         for key, transition in self.breakers.adopt(rows, told=told):
             self.reporter.transition(key, transition)
 
@@ -511,12 +511,12 @@ class Plans:
         return [(name, self.breakers.row(name, breaker)) for name, breaker in tuple(self.unshared.items())]
 
     def look(self) -> None:
-        """What needs no store: changed settings, and log levels."""
+        """Check what needs no store: changed settings, and log levels."""
         self.reload()
         self.refreshed()
 
     def refreshed(self) -> None:
-        """Log levels may have changed since the present plans were made."""
+        """Log levels may have changed since the current plans were made."""
         self.next_refresh = self.monotonic() + self.settings.refresh_ms / 1000
         self.was_refreshed = True
         wants, plans = self.reporter.who_wants, tuple(self._plans.values())
@@ -528,7 +528,7 @@ class Plans:
         return self.clock.monotonic()
 
     def reload(self) -> None:
-        """Take changed settings; a configuration that became unusable is reported, and the old one stays."""
+        """Apply changed settings; a configuration that became unusable is reported, and the old one stays."""
         try:
             settings = self._reload()
         except ConfigError as error:
@@ -538,7 +538,7 @@ class Plans:
             self.configure(settings)
 
     def configure(self, settings: Settings) -> None:
-        """Take new settings while running: switches, per-tool overrides, policies."""
+        """Apply new settings while running: switches, per-tool overrides, policies."""
         self.settings = settings
         self.switches.take(settings)
         for tool in dict.fromkeys((*self._plans, *self.tools.values())):  # replaced ones may still be called

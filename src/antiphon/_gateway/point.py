@@ -17,7 +17,7 @@ from antiphon.contract.spec import DidNotHappen
 
 
 class Point:
-    """Whether one attempt has passed it. Who is first decides: the tool that passes, or the gateway that gives up."""
+    """Whether one attempt has passed it. The first one decides: the tool that passes, or the gateway that gives up."""
 
     __slots__ = ("_closed", "_entered_elsewhere", "_lock", "passed")
 
@@ -28,14 +28,14 @@ class Point:
         self.passed: bool = False
 
     def pass_by(self) -> None:
-        """The tool goes on to its effect; raises if nobody waits for it any more."""
+        """The tool proceeds to its effect; raises if nobody waits for it any more."""
         with self._lock:
             if self._closed:
                 raise DidNotHappen("The call was given up before its effect; nothing was done.")
             self.passed = True
 
     def close(self) -> bool:
-        """Nobody passes from now on; whether nobody has, also not on a thread that does not know of this attempt."""
+        """Let nobody pass from now on; return whether nobody has, on this thread or on one that the tool started."""
         with self._lock:
             self._closed = True
             return not self.passed and self._entered_elsewhere == _entered_elsewhere
@@ -85,7 +85,7 @@ def effect() -> Effect:
 
 
 def has_point(function: Callable[..., Any]) -> bool:
-    """Whether the code of a tool says where its effect begins, or that of a function of its module that it calls."""
+    """Whether the code of a tool, or of a function of its module that it calls, says where its effect begins."""
     pending, seen = list(_layers(function)), set[int]()
     while pending:
         found = pending.pop()
@@ -116,7 +116,7 @@ def _called(code: CodeType) -> Iterator[str]:
 
 
 def _layers(function: Any) -> Iterator[FunctionType]:
-    """The function, and what lies under partials, methods, callable objects and decorators."""
+    """The function, and those under partials, methods, callable objects and decorators."""
     for _ in range(100):
         if isinstance(function, functools.partial):
             function = function.func
@@ -141,7 +141,7 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _enclosed(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What the function takes from around it; a name that is not bound yet (its own, in a decorator) is left out."""
+    """What the function closes over; a name that is not bound yet (its own, in a decorator) is left out."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):
             yield name, cell.cell_contents

@@ -1,4 +1,4 @@
-"""What a call leaves in the log of its run: its start with the claim, its end with the outcome."""
+"""What a call writes to the log of its run: its start with the claim, its end with the outcome."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Form:
 
 
 class RunEntry:
-    """The place of one call in its run, and what is written there."""
+    """The position of one call in its run, and what is written there."""
 
     __slots__ = (
         "_decisions",
@@ -62,7 +62,7 @@ class RunEntry:
 
     site: Site
     _place: tuple[str, int]
-    """Lane and occurrence by which the call is known: those of its site, unless the run is resumed."""
+    """Lane and occurrence that identify the call: those of its site, unless the run is resumed."""
     _shown: tuple[bytes, str, Any]
     """The arguments as they may be written, their digest, and what redaction did, if anything."""
 
@@ -78,19 +78,19 @@ class RunEntry:
         """Whether the end of the call has been written."""
         self._decisions: list[Row] = []
         self._start: Sequence[Row] | None = None
-        """The start event as long as it is not in the log."""
+        """The start event until it is in the log."""
         self._outside: Any = None
         self.more: bytes = b""
         """Further entries of the start event's ``meta``, as JSON, each after a comma."""
 
     def enter(self, arguments: dict[str, Any], params: bytes | tuple[str, str]) -> None:
-        """Take the next place in the run."""
+        """Take the next position in the run."""
         text = params if params.__class__ is bytes else None
         digest = hashlib.sha256(params).hexdigest() if text is not None else params[1]  # type: ignore[arg-type]
         self.enter_as(self.scope.shown(arguments, str(digest), text))
 
     def enter_as(self, shown: tuple[bytes, str, Any]) -> None:
-        """The same for arguments of which is known how they are written."""
+        """The same for arguments whose written form is known."""
         self.entered = True
         self._shown = shown
         scope, name = self.scope, self._form.name
@@ -104,13 +104,13 @@ class RunEntry:
 
     @property
     def identity(self) -> str:
-        """Who a call is that the model gave no id: its place in the run (D2)."""
+        """The identity of a call to which the model gave no id: its position in the run (D2)."""
         lane, nth = self._place
         return f"{self.scope.run_id}:{lane}:{self._form.name}:{self._shown[1][:16]}:{nth}"
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The arguments as plain JSON, without masks: what the arguments of a recorded call are compared with."""
+        """The arguments as plain, unmasked JSON: the arguments of a recorded call are compared with these."""
         data, _, masking = self._shown
         plain: dict[str, Any] = orjson.loads(data if masking is None else masking.original)
         return plain
@@ -120,7 +120,7 @@ class RunEntry:
         return self._shown[1]
 
     def go_inside(self) -> None:
-        """Calls that the tool makes are made inside this one."""
+        """Calls that the tool makes are nested in this one."""
         self._outside = self.scope.go_inside(self.site[3])
 
     def come_back(self) -> None:
@@ -150,7 +150,7 @@ class RunEntry:
         return start
 
     def _named(self, call_id: str) -> bytes:
-        """The id of the caller as the log may hold it: no replay looks for it, and the claim keeps it as it is."""
+        """The caller's id as the log may hold it: no replay looks it up, and the claim stores it unchanged."""
         data, _, masking = self.scope.shown({"callId": call_id}, "", None)
         if masking is None:
             return b"," + data[1:-1]
@@ -163,7 +163,7 @@ class RunEntry:
         self._start = ()
 
     def decide(self, what: str, detail: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Note a decision of the gateway, to be written with the outcome."""
+        """Note a decision of the gateway; it is written with the outcome."""
         self._decisions.append(self.scope.encode("decision", self.site, {"what": what, "detail": detail}, meta))
 
     def ended(
@@ -173,9 +173,9 @@ class RunEntry:
         took_ms: float,
         attempts: Sequence[Attempt] = (),
     ) -> Sequence[Row]:
-        """The decisions, and what came of the call.
+        """The decisions, and the outcome of the call.
 
-        Without an outcome the call just succeeded, and *payload* is known to hold no secret.
+        Without an outcome the call simply succeeded, and *payload* is known to hold no secret.
         """
         scope, site = self.scope, self.site
         if not scope.records:
@@ -192,7 +192,7 @@ class RunEntry:
         return rows
 
     def _chunks(self, outcome: Outcome) -> Sequence[Row]:
-        """The chunks of a stream that was given from a record; those of a live one are in the log already."""
+        """The chunks of a stream that was answered from a record; those of a live one are in the log already."""
         if not (outcome.from_cache and outcome.status == "success" and self._streamed(outcome)):
             return ()
         chunks = self.scope.chunks(self.site)
@@ -228,7 +228,7 @@ class RunEntry:
         with suppress(Exception):
             text = str(exception)
             is_own = outcome.message in (text, without_values(text[:MESSAGE_LIMIT], self.scope.quoted))
-            if text:  # where the message is a sentence of ours, it stands beside
+            if text:  # if the message is ours, the tool's own is kept beside it
                 error["message" if is_own else SAID] = self.scope.unquoted(text)
         return error
 
@@ -242,7 +242,7 @@ class RunEntry:
             meta["metadata"] = outcome.metadata
         if outcome.breaker:
             meta["breakerState"] = outcome.breaker
-        if len(attempts) > 1 or (attempts and outcome.status != "success"):  # else there is nothing more to say
+        if len(attempts) > 1 or (attempts and outcome.status != "success"):  # otherwise there is nothing more to say
             meta["tries"] = [_try(attempt) for attempt in attempts]
         return meta
 
@@ -254,7 +254,7 @@ def _try(attempt: Attempt) -> dict[str, Any]:
 
 
 def entry_of(form: Form, store: Store, tenant: str) -> RunEntry | None:
-    """The entry of a call in the run of this context, if there is one. Another tenant's run takes no orphans."""
+    """The entry of a call in the run of this context, if there is one. A run of another tenant takes no orphans."""
     scope = current_scope()
     if scope is None or (scope.tenant != tenant and _cursor.get() is None):
         return None
@@ -281,7 +281,7 @@ def recordable(value: Any, decode: Callable[[bytes], Any] = codec.plain) -> Any:
 
 
 def error_of(outcome: Outcome) -> dict[str, Any]:
-    """The failure as it is recorded: enough to raise it again."""
+    """The failure in its recorded form: enough to raise it again."""
     exception = outcome.exception
     name = class_name(type(exception)) if exception is not None else ""
     number: Any = getattr(exception, "code", None)
@@ -290,7 +290,7 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
     if isinstance(exception, AntiphonError) and "recorded" in exception.data:  # a replay's stand-in
         recorded = exception.data["recorded"]
         name, number, bare = str(recorded.get("class", "")), recorded.get("number"), bool(recorded.get("bare"))
-    coded = {"number": number} if type(number) is int else {}  # the code of a protocol
+    coded = {"number": number} if type(number) is int else {}  # the code of a protocol error
     said = {} if recorded.get(SAID) is None else {SAID: recorded[SAID]}
     without = {"bare": True} if bare else {}  # the message is the name of the class
     return {

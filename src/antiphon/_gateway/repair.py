@@ -1,7 +1,7 @@
-"""When a step is broken off: the tool raised, the store failed, or the caller was interrupted.
+"""When a step does not finish: the tool raised, the store failed, or the caller was interrupted.
 
-One total function finds, for every step and every state of the call, the step that repairs: settle what is known,
-release what was not sent, answer as not recorded. No claim is left to its lease because of an interrupt (D54).
+One total function finds the repair step for every step and every state of the call: settle what is known, release what
+was not sent, answer as not recorded. No claim is left to its lease because of an interrupt (D54).
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ log = logging.getLogger("antiphon.gateway")
 
 
 def broke_off(call: GuardedCall, step: Step | None, error: BaseException) -> Step:
-    """What to do now that *step* was not made."""
-    if call.extras.left:  # the process's own thread decides when to try again
+    """What to do now that *step* did not finish."""
+    if call.extras.left:  # the background thread of the process decides when to retry
         call.extras.interrupt = error
         return DONE
     if step is INVOKE or isinstance(step, Dispatch):
@@ -118,9 +118,9 @@ def broke_off(call: GuardedCall, step: Step | None, error: BaseException) -> Ste
 
 
 def _interrupted(call: GuardedCall, step: Step | None, error: BaseException) -> Step:
-    """Settle what was begun; the driver lets the interrupt pass at the end."""
+    """Settle what was begun; the driver propagates the interrupt at the end."""
     extras = call.off_path()
-    if extras.interrupt is not None:  # once more: the process's own thread ends it
+    if extras.interrupt is not None:  # a second one: the background thread of the process ends the call
         abandon(call)
         return DONE
     extras.interrupt = error
@@ -143,7 +143,7 @@ def _interrupted(call: GuardedCall, step: Step | None, error: BaseException) -> 
 
 def _settle(call: GuardedCall, error: BaseException) -> Step:
     if call.value is not NOTHING and (call.outcome is None or call.outcome.status == "success"):
-        return settle_value(call)  # the tool had returned: only the writing is missing
+        return settle_value(call)  # the tool had returned: only the write is missing
     if call.outcome is None:
         step = settle_interrupted(call, error)
         if not call.attempts:
@@ -155,7 +155,7 @@ def _settle(call: GuardedCall, error: BaseException) -> Step:
 
 
 def _recovered(call: GuardedCall, reply: Begun) -> Step:
-    """The claim may have been won before the interrupt came, or now: nothing was sent, so it is given back."""
+    """The claim may have been won before the interrupt, or now: nothing was sent, so release it."""
     interrupt = call.extras.interrupt
     assert interrupt is not None
     if isinstance(reply, Claimed):
@@ -170,7 +170,7 @@ def _recovered(call: GuardedCall, reply: Begun) -> Step:
 
 
 def _reread(call: GuardedCall, reply: Existing | None) -> Step:
-    """The outcome may have been written before the interrupt came."""
+    """The outcome may have been written before the interrupt."""
     record = None if reply is None else reply.own or reply.current
     if record is not None and record.fence == call.version and record.state != "inflight":
         return settled(call, record.version)
@@ -178,7 +178,7 @@ def _reread(call: GuardedCall, reply: Existing | None) -> Step:
 
 
 def abandon(call: GuardedCall) -> None:
-    """Leave the claim, if there is one, to the process's own thread: it writes what is known of the call."""
+    """Leave the claim, if there is one, to the process's background thread, which writes what is known of the call."""
     plan = call.plan
     plan.release(call, None)
     if call.extras.ended is not None:
@@ -232,12 +232,12 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
         extras.outage = extras.outage or error
         abandon(call)
         return _given_back(call, None)
-    extras.outage = error  # its start could not be written, or the claim not be made sure of: give it back
+    extras.outage = error  # its start could not be written, or the claim not be verified: release it
     return Mark(call.key, call.version, not_dispatched(call), _given_back)
 
 
 def _note_failure(call: GuardedCall, step: Step, error: StoreError) -> None:
-    """Shut the way to a sick store; a claim that may have been made all the same is given back when it works."""
+    """Open the breaker of a failing store; a claim that may exist nevertheless is released once the store works."""
     call.plan.plans.store_breaker.failed(error)
     if (step is BEGIN or isinstance(step, TakeOver)) and is_sick(error):
         leave(call, not_dispatched(call), step.version if isinstance(step, TakeOver) else 0)

@@ -1,4 +1,4 @@
-"""How a replay answers a call in place of the world."""
+"""How a replay answers a call in place of the tool."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READER_STOPPED = "its reader stopped"
 
 
 def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
-    """Let the run's invoker answer; it may say that the call is made live."""
+    """Let the run's invoker answer; it may decide that the call is made live."""
     run, tool = call.run, call.plan.tool
     assert run is not None
     call.key = ""  # keys are for claims, and a replay makes none
@@ -156,7 +156,7 @@ def _end(call: GuardedCall, outcome: Outcome | None = None) -> Sequence[Row]:
 
 
 def _stream(call: GuardedCall, outcome: Outcome, chunks: list[Any], pauses: Sequence[float]) -> Iterator[Any]:
-    """The chunks of a recorded stream; its end is written when the reader has come to it, or has left."""
+    """The chunks of a recorded stream; its end is written when the reader has reached it or has stopped reading."""
     assert call.run is not None
     write = call.run.scope.write
     given = 0
@@ -213,7 +213,7 @@ def _with_chunks(outcome: Outcome, chunks: list[Any]) -> Outcome:
 
 
 def _left(call: GuardedCall, chunks: int) -> Outcome:
-    """The reader of a recorded stream stopped; said in the words of a live one."""
+    """The reader of a recorded stream stopped; worded as for a live one."""
     message = f"The stream of {call.plan.name} ended early after {chunks} chunks: {READER_STOPPED}"
     return failed("error", "stream_broken_off", message)
 

@@ -1,4 +1,4 @@
-"""Tells the outside what the gateway decided: one place turns calls into log lines, counts and spans (R11)."""
+"""Reports what the gateway decided: one place turns calls into log lines, counts and spans (R11)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from antiphon.ports import Listener
 log = logging.getLogger("antiphon.telemetry")
 
 _AT_ONCE: tuple[str, int, bool, str | None] = ("success", 1, False, None)
-"""Status, attempts, whether a record answered, and breaker of a call that just succeeded."""
+"""Status, attempts, whether a record answered, and breaker of a call that simply succeeded."""
 Listeners = tuple[Listener, ...]
 Tally = Callable[[float], None]
-"""Counts one more call that took so many milliseconds."""
+"""Counts one more call with its duration in milliseconds."""
 
 
 class Metrics(Protocol):
@@ -49,7 +49,7 @@ class Metrics(Protocol):
 
 
 class About(NamedTuple):
-    """What an envelope says of its call that only listeners care for."""
+    """What an envelope says about its call that only listeners need."""
 
     correlation_id: str | None = None
     tags: list[str] | None = None
@@ -58,7 +58,7 @@ class About(NamedTuple):
 
 
 class Subject(Protocol):
-    """What is reported of a call."""
+    """What is reported about a call."""
 
     @property
     def tool(self) -> Tool: ...
@@ -75,14 +75,14 @@ class Subject(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Names the claim outside the store."""
+        """Identifies the claim outside the store."""
 
     @property
     def about(self) -> About | None: ...
 
 
 class Tallies(dict[tuple[str, str], Tally]):
-    """The counters of one tool by status and, of answers from a record, its state; bound when they are first needed."""
+    """The counters of one tool by status and, for answers from a record, its state; bound on first use."""
 
     def __init__(self, metrics: Metrics | None, tool: Tool) -> None:
         super().__init__()
@@ -97,16 +97,16 @@ class Tallies(dict[tuple[str, str], Tally]):
 
 
 def _uncounted(duration_ms: float) -> None:
-    """Nobody counts."""
+    """Counts nothing."""
 
 
 def _always(event: str) -> bool:
-    """A listener that does not say what it wants is told everything."""
+    """A listener that does not say what it wants receives everything."""
     return True
 
 
 class Reporter:
-    """Fans out to metrics and listeners. A listener that raises is the listener's problem, never the call's."""
+    """Fans out to metrics and listeners. A listener that raises never fails the call."""
 
     __slots__ = ("_listeners", "_wants", "metrics")
 
@@ -123,7 +123,7 @@ class Reporter:
             self._wants = (*self._wants, getattr(listener, "wants", _always))
 
     def who_wants(self, event: str) -> Listeners:
-        """The listeners that want to be told of *event* as things stand."""
+        """The listeners that currently want *event*."""
         return tuple(one for one, wants in zip(self._listeners, self._wants, strict=True) if wants(event))
 
     def registered(self, tool: Tool) -> None:
@@ -137,12 +137,12 @@ class Reporter:
             self.metrics.described(tool.full_name, scope=tool.spec.scope, effect=tool.spec.effect or "", ttl_s=ttl)
 
     def dedupe(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """The store has so many records by tool and state."""
+        """Set the number of the store's records by tool and state."""
         for sink in self._sinks():
             sink.dedupe(counts)
 
     def sampled(self, metric: Any, values: Mapping[tuple[str, ...], float]) -> None:
-        """A gauge says this now."""
+        """Set the current values of a gauge."""
         for sink in self._sinks():
             sink.sampled(metric, values)
 
@@ -171,7 +171,7 @@ class Reporter:
     def ended(
         self, call: Subject, outcome: Outcome | None, duration_ms: float, event: str, listeners: Listeners
     ) -> None:
-        """The end of a call; ``None``: it succeeded at the first attempt, and there is no more to say."""
+        """The end of a call; ``None``: it succeeded at the first attempt, and there is nothing more to say."""
         status, attempt, from_cache, breaker = _AT_ONCE
         if outcome is not None:
             status, attempt, from_cache, breaker = outcome.status, outcome.attempts, outcome.from_cache, outcome.breaker
@@ -239,7 +239,7 @@ class Reporter:
         self.hit(call, "store_outage_open" if fail_open else "store_outage_closed")
 
     def approval(self, call: Subject, event: str, fields: Mapping[str, Any]) -> None:
-        """A person has to decide, or somebody has."""
+        """A person has to decide, or has decided."""
         self._warn(event, call, **fields)
 
     def fenced(self, call: Subject) -> None:
@@ -247,7 +247,7 @@ class Reporter:
         self.hit(call, "fenced")
 
     def undone(self, tool: Tool, state: str, why: str) -> None:
-        """What came of a write when its saga was undone."""
+        """The result of undoing a write with its saga."""
         if self.metrics is not None:
             self.metrics.undone(tool.full_name, state)
         fields = {"toolName": tool.spec.name, "toolNamespace": tool.spec.namespace, "state": state, "reason": why}

@@ -1,4 +1,4 @@
-"""How results are kept: as they are, spilled to blobs, or sealed when they hold a secret (R14)."""
+"""How results are stored: as they are, spilled to blobs, or sealed when they hold a secret (R14)."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class ResultStore:
         self._result_limit = settings.result_limit
         self._plain: set[bytes] = set()
         self._warned = False
-        """Small results that were looked at and hold no secret: many tools return the same few."""
+        """Small results that were inspected and hold no secret: many tools return the same few."""
         self.largest_plain: int = min(self.payload_limit, self._result_limit) if self.redactor is None else -1
-        """Bytes of a result that is kept as it is, whatever is in it."""
+        """The size up to which a result is stored as it is, whatever it contains."""
         self.tenant: str = settings.tenant
 
     @property
     def run_redactor(self) -> Any:
-        """The redactor for what is stored now: within a run the one that knows what was found there so far."""
+        """The redactor for what is stored now: within a run, the one that knows the secrets found there so far."""
         return None if self.redactor is None else _of_run() or self.redactor
 
     def clean(self, text: str) -> str:
@@ -71,14 +71,14 @@ class ResultStore:
         return text if redactor is None else str(redactor.redact_text(text))
 
     def shown(self, arguments: dict[str, Any]) -> str:
-        """Arguments as an operator may see them; nothing, if they cannot be written down."""
+        """Arguments as an operator may see them; empty if they cannot be serialised."""
         try:
             return masked(_written(arguments), self.run_redactor)
         except Exception:  # whatever the classes of the arguments raise
             return ""
 
     def asked(self, key: str, arguments: dict[str, Any]) -> str:
-        """Arguments for a person who decides about the call *key*: all of them, sealed if they can be, else masked."""
+        """Arguments for a person who decides about the call *key*: all of them, sealed if possible, else masked."""
         try:
             data, sealer = _written(arguments), self._sealer()
             return masked(data, self.run_redactor, None) if sealer is None else str(sealer.seal(data, key.encode()))
@@ -93,10 +93,10 @@ class ResultStore:
             return _UNSHOWN
 
     def noted(self, key: str, arguments: dict[str, Any]) -> str:
-        """Arguments for the claim *key* while it is in flight: sealed, which costs less than masking, if they can be.
+        """Arguments for the claim *key* while it is in flight: sealed if possible, which costs less than masking.
 
-        As they were given, and not as the key was made from them (there 10.0 is 10): ``reconcile`` may be asked about
-        them. They are masked when an operator looks at them; without a seal key, or if they are large, here.
+        As they were given, and not as the key was made from them (there 10.0 is 10): ``reconcile`` may need them. They
+        are masked when an operator views them; without a seal key, or if they are large, here.
         """
         sealed = ""
         try:
@@ -108,7 +108,7 @@ class ResultStore:
         return sealed or self.shown(arguments)
 
     def quoted(self, arguments: dict[str, Any]) -> dict[str, str]:
-        """The secrets among the arguments of a call, which an exception may quote, and what stands for them."""
+        """The secrets among the arguments of a call, which an exception may quote, and their replacements."""
         if self._masks is None:
             return {}
         from antiphon.redact import secrets_in
@@ -118,7 +118,7 @@ class ResultStore:
     # -- the caller's key ----------------------------------------------------------------------------------------
 
     def kept_key(self, key: str, given: str) -> str:
-        """The key that a caller gave, as the record *key* keeps it: sealed if it is, or holds, a secret."""
+        """The key that a caller gave, as the record *key* stores it: sealed if it is, or contains, a secret."""
         if self.redactor is None or self.is_plain(orjson.dumps(given)):
             return given
         try:
@@ -131,14 +131,14 @@ class ResultStore:
         """The key that the caller gave."""
         kept = record.idempotency_key
         if kept.startswith("s2."):
-            with contextlib.suppress(StoreError):  # of another seal key; or the caller's key looks like this
+            with contextlib.suppress(StoreError):  # of another seal key; or the caller's key looks like a sealed one
                 return self._unseal(record, kept).decode()
         return kept
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
     def is_plain(self, payload: bytes) -> bool:
-        """Whether a result is small and holds no secret, nor what its run may know as one: it is kept as it is."""
+        """Whether a result is small and holds no secret, nor one that its run has found: it is stored as it is."""
         known = None if self.redactor is None else _of_run()
         if known is not None and known.pseudonyms.occurs(payload.decode()):
             return False
@@ -155,7 +155,7 @@ class ResultStore:
         return True
 
     def keep(self, key: str, base: Settlement, payload: bytes, streamed: bool) -> tuple[Settlement, bytes | None]:
-        """The settlement of a call with this result, and what has to go to the blob store before it (:meth:`placed`).
+        """The settlement of a call with this result, and what must be in the blob store before it (:meth:`placed`).
 
         A sealed result is bound to the record *key*: it cannot be read from another record.
         Raises :class:`~antiphon._gateway.codec.NotSerialisable` if the result cannot be kept.
@@ -202,11 +202,11 @@ class ResultStore:
 
     @staticmethod
     def ref_of(record: DedupeRecord) -> str:
-        """Where the blob store has the result, or ``""``."""
+        """The result's reference in the blob store, or ``""``."""
         return "" if record.payload_ref is UNSET else record.payload_ref.removeprefix(_SEALED)
 
     def kept(self, record: DedupeRecord, blob: bytes | None) -> bytes | None:
-        """The result that *record* keeps as JSON, if it keeps one; *blob* is what the blob store has of it."""
+        """The stored result of *record* as JSON, if it has one; *blob* is its content from the blob store."""
         if record.payload is not UNSET:
             return bytes(record.payload)
         if record.payload_sealed is not UNSET:
@@ -242,7 +242,7 @@ _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.O
 
 
 def _readable(value: Any) -> Any:
-    """An object as its fields, all of them; anything else as its text."""
+    """An object as all of its fields; anything else as its text."""
     if isinstance(value, (str, dict, list)):
         return str.__str__(value) if isinstance(value, str) else dict(value) if isinstance(value, dict) else list(value)
     from antiphon._gateway.tagged import fields
@@ -254,16 +254,16 @@ def _readable(value: Any) -> Any:
 
 
 def masked(arguments: bytes, redactor: Redactor | LateRedactor | None, most: int | None = _SHOWN) -> str:
-    """Written arguments as an operator may see them; who decides about them sees all."""
+    """Serialised arguments as an operator may see them; those who decide about them see all."""
     text = (arguments if redactor is None else redactor.redact_bytes(arguments)[0]).decode()
     return text if most is None or len(text) <= most else f"{text[:most]}…"
 
 
 def _clean_chunks(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:
-    """The chunks of a stream without secrets; one may span several of them."""
+    """The chunks of a stream without secrets; a secret may span several of them."""
     from antiphon.redact._stream import redacting
 
-    found = orjson.loads(data)  # as it is written: objects of classes, too
+    found = orjson.loads(data)  # in its stored form: objects of classes, too
     if not isinstance(found, list):
         return redactor.redact_bytes(data)
     chunks = [_bytes_again(chunk) for chunk in found]

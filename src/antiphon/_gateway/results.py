@@ -1,4 +1,4 @@
-"""Where outcomes become return values, exceptions and envelopes."""
+"""Turns outcomes into return values, exceptions and envelopes."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def unwrap(call: GuardedCall, outcome: Outcome) -> Any:
 
 
 def _check_kept(call: GuardedCall, outcome: Outcome) -> None:
-    """``None`` would be taken for the result of a call whose result is not there."""
+    """``None`` would be mistaken for the result of a call whose result is not available."""
     note = (outcome.metadata or {}).get("payload")
     if note is not None:
         hint = "Return a value that can be stored: JSON, bytes, times, numbers, a class declared as the return type."
         if note.startswith(NOT_NOW):
             hint = "Make the same call again when the place can be reached: it gets the result."
-        elif note != NO_PAYLOAD:  # it says what to do
+        elif note != NO_PAYLOAD:  # the note says what to do
             hint = ""
         raise errors.ResultNotKept(
             f"{call.plan.name} was called before with the same intent, and is not called again. {note}",
@@ -75,12 +75,12 @@ def _check_kept(call: GuardedCall, outcome: Outcome) -> None:
 
 
 def denied(call: GuardedCall, outcome: Outcome) -> ToolDenied:
-    """The answer a model is given in place of a result (T5)."""
+    """The answer that a model gets in place of a result (T5)."""
     return ToolDenied(call.call_id or call.request_id, call.tool.spec.name, outcome.reason, outcome.message)
 
 
 def reused(outcome: Outcome) -> Iterator[Any]:
-    """A reused stream: the kept chunks again."""
+    """A reused stream: the stored chunks again."""
     return iter(outcome.value if isinstance(outcome.value, list) else [])
 
 
@@ -91,18 +91,18 @@ async def reused_async(outcome: Outcome) -> AsyncIterator[Any]:
 
 
 def raise_for(call: GuardedCall, outcome: Outcome) -> NoReturn:
-    """Raise what stands for a failed outcome."""
+    """Raise the exception for a failed outcome."""
     error = exception_of(call, outcome)
     try:
         if error is outcome.exception:
             raise error
         raise error from outcome.exception
     finally:
-        del error  # else it would hold itself, through its traceback and this frame
+        del error  # otherwise it would reference itself, through its traceback and this frame
 
 
 def exception_of(call: GuardedCall, outcome: Outcome) -> BaseException:
-    """The tool's own exception where it raised one, with a note on how certain the outcome is; else one of ours."""
+    """The tool's own exception if it raised one, with a note on how certain the outcome is; else one of ours."""
     kind = _BY_CODE.get(outcome.code)
     own = outcome.exception
     if kind is None and _timed_out(own):
@@ -129,7 +129,7 @@ def _approval(outcome: Outcome) -> str | None:
 
 
 def _note(call: GuardedCall, outcome: Outcome) -> str:
-    """What goes with the tool's own exception: how often it was tried, and whether it may have taken effect."""
+    """The note on the tool's own exception: how many attempts there were, and whether it may have had an effect."""
     code = outcome.reason if outcome.code == "outcome_unknown" else outcome.code
     tried = f"antiphon: {call.plan.name} failed with {code} after {outcome.attempts} attempt(s)"
     if outcome.code != "outcome_unknown":
@@ -139,12 +139,12 @@ def _note(call: GuardedCall, outcome: Outcome) -> str:
 
 
 def _recorded(call: GuardedCall, outcome: Outcome) -> Exception:
-    """The failure that a record keeps: of a class that the tool declares as certain, or a stand-in."""
+    """The failure that a record holds: of a class that the tool declares as certain, or a stand-in."""
     for kind in call.tool.certain:
         if kind.__name__ == outcome.code:
             try:
                 made: Exception = kind(outcome.message)
-            except Exception:  # it wants more than a message
+            except Exception:  # it takes more than a message
                 break
             made.add_note(f"antiphon: the recorded failure of an earlier call of {call.plan.name}")
             return made
@@ -254,7 +254,7 @@ async def gather_async(outcome: Outcome) -> Outcome:
 
 
 def _broken(outcome: Outcome, error: Exception) -> Outcome:
-    """A stream that is only passed on and failed midway."""
+    """A stream that is only passed through and failed midway."""
     broken = failed("error", "stream_failed", str(error), attempts=outcome.attempts)
     broken.stream, broken.exception = outcome.stream, error
     return broken

@@ -1,4 +1,4 @@
-"""What the gauges of the store say: asked for when the metrics are read, never by a call (R11)."""
+"""The store's gauges: read when the metrics are read, never by a call (R11)."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _ANSWER_S = 2.0
 """A store that takes longer to answer is down."""
 _COUNT_S = 5.0
 _MOST_RUNS = 1000
-"""Of a tenant and status: nobody needs to know how many more were interrupted."""
+"""Per tenant and status: nobody needs to know how many more were interrupted."""
 
 
 def sample(plans: Plans, tenants: Iterable[str], left: Container[str] = ()) -> None:
-    """Ask the store how it is and what it has of *tenants*, and tell the metrics; *left*: runs nobody can resume.
+    """Ask the store for its health and its counts of *tenants*, and set the metrics; *left*: runs nobody can resume.
 
-    What the store does not say stays as it was. A store that fails here opens no breaker: that is for calls.
+    What the store does not report stays as it was. A store that fails here opens no breaker: only calls do that.
     """
-    # the connections of the leases: a frozen store is asked by no further ones
+    # the connections of the leases: a frozen store gets no further ones
     leases, tell, store = plans.leases, plans.reporter.sampled, plans.store.url
     shared = leases.of_process()
     is_open = any(one.breaker.is_open for one in shared)

@@ -1,4 +1,4 @@
-"""What a gateway can be told, as frozen values. The config layer makes them; tests build them by hand."""
+"""The settings of a gateway, as frozen values. The config layer makes them; tests build them by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from antiphon.decide.loop import LoopPolicy
 
 
 class ToolOverride(Value, frozen=True):
-    """Settings of one tool from a file or the environment; what code declares wins over them (D32)."""
+    """Settings of one tool from a file or the environment; what code declares takes precedence (D32)."""
 
     enabled: bool | None = None
     shadow: bool | None = None
@@ -26,18 +26,18 @@ class ToolOverride(Value, frozen=True):
 
 
 class ApprovalPolicy(Value, frozen=True):
-    """When calls need a person, by their arguments: any condition that holds is enough; without one, always."""
+    """When calls need a person, by their arguments: any one condition is enough; without conditions, always."""
 
     version: str
     above: Mapping[str, float] = {}
-    """Parameters that may be at most so large."""
+    """Parameters, and the largest value of each that needs no approval."""
     one_of: Mapping[str, tuple[Any, ...]] = {}
     """Parameters with one of these values."""
     not_one_of: Mapping[str, tuple[Any, ...]] = {}
-    """Parameters with any other value than these."""
+    """Parameters with any value other than these."""
 
     def needs(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether a call with these arguments needs a person; what is missing or no number is not below a limit."""
+        """Whether a call with these arguments needs a person; a missing or non-numeric value is not below a limit."""
         if not (self.above or self.one_of or self.not_one_of):
             return True
         return (
@@ -67,9 +67,9 @@ class Settings(Value, frozen=True):
     ttl: Ttls | None = None
     loop: LoopPolicy = LoopPolicy()
     payload_limit: Millis = 262_144
-    """Bytes of a result kept in the record itself; larger ones go to the blob store."""
+    """Size in bytes up to which a result is stored in the record itself; larger ones go to the blob store."""
     result_limit: Millis = 67_108_864
-    """Bytes of a result that are kept at all."""
+    """Size in bytes up to which a result is stored at all."""
     wait_replicas: int = 0
     """Replicas that must have the claim of a safety-critical call (Redis)."""
     lease_cap_ms: Millis = 3_600_000

@@ -1,4 +1,4 @@
-"""The end of a call: what the record says, what goes into the log, and who has to know."""
+"""The end of a call: what the record says, what goes into the log, and who must be told."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from antiphon.ports import Attempt, Begun, Claimed, Existing, Row, Settlement, S
 log = logging.getLogger("antiphon.gateway")
 
 ARGUMENTS = " Arguments: "
-"""What stands before the masked arguments in the message of an unknown outcome."""
+"""Precedes the masked arguments in the message of an unknown outcome."""
 NEVER_MS = LONGEST_MS
 """Time to live of a record that somebody has to settle."""
 _UNDER_WAY_S = 30.0
-"""So long a request whose caller was interrupted may take to reach the store."""
-_new = tuple.__new__  # half the price of a named tuple's own constructor
+"""How long a request whose caller was interrupted may take to reach the store."""
+_new = tuple.__new__  # half the cost of a named tuple's own constructor
 _WATCHED = b"null"
 
 
@@ -38,7 +38,7 @@ _WATCHED = b"null"
 
 
 def settle_success(call: GuardedCall, now: float) -> Step:
-    """Keep the result with the claim, and its end in the log."""
+    """Store the result with the claim, and the end event in the log."""
     plan = call.plan
     try:
         payload = call.payload = encode(call.value, plan.tool.decode)
@@ -63,7 +63,7 @@ def settle_success(call: GuardedCall, now: float) -> Step:
 
 
 def _never_awaited(call: GuardedCall) -> Step:
-    """The tool returned a coroutine, which has done nothing and never will."""
+    """The tool returned a coroutine, which has not run and never will."""
     call.value.close()
     call.value = NOTHING
     message = f"{call.plan.name} returned a coroutine that nobody awaits: it did not run."
@@ -73,7 +73,7 @@ def _never_awaited(call: GuardedCall) -> Step:
 
 
 def _keep(call: GuardedCall, payload: bytes) -> Step:
-    """A result that is large, or holds a secret: sealed, without it, or in the blob store."""
+    """A result that is large or holds a secret: it is sealed, left out, or spilled to the blob store."""
     plan = call.plan
     base = Settlement("done", plan.ttl_ms, attempts=call.attempts, attempt_count=call.number)
     try:
@@ -101,7 +101,7 @@ def keep_failed(call: GuardedCall, error: Exception) -> Step:
 
 
 def not_kept(call: GuardedCall, why: str) -> Step:
-    """The call is done; its result cannot be given again."""
+    """The call is done; its result cannot be returned again."""
     call.result().note(payload=f"not kept ({why})")
     count = call.number or 1
     return _settle_as(call, Settlement("done", call.plan.ttl_ms, attempts=call.attempts, attempt_count=count))
@@ -132,7 +132,7 @@ def settle_failure(call: GuardedCall, outcome: Outcome) -> Step:
 
 
 def settle_interrupted(call: GuardedCall, interrupt: BaseException | None, why: str = "") -> Step:
-    """The caller went away: say what is known of the call, then let the interrupt pass."""
+    """The caller went away: write what is known of the call, then let the interrupt propagate."""
     plan = call.plan
     plan.release(call, None)
     if call.outcome is None and interrupt is not None:
@@ -144,7 +144,7 @@ def settle_interrupted(call: GuardedCall, interrupt: BaseException | None, why: 
 
 
 def settle_value(call: GuardedCall) -> Step:
-    """Keep a result whose writing was interrupted."""
+    """Store a result whose write was interrupted."""
     plan, now = call.plan, call.plan.monotonic()
     if not call.version:
         return settled(call, 0)
@@ -164,7 +164,7 @@ def _settle_as(call: GuardedCall, settlement: Settlement) -> Step:
 
 
 def not_dispatched(call: GuardedCall) -> Settlement:
-    """Nothing was sent: the next call may run. The record keeps out a request that is still under way."""
+    """Nothing was sent: the next call may run. The record blocks a request that is still in transit."""
     ttl_ms = max(call.plan.tool.ttl.failed_ms, int(_UNDER_WAY_S * 1000))
     return Settlement("cancelled", ttl_ms, attempts=call.attempts, dispatched=False)
 
@@ -178,7 +178,7 @@ def unknown(call: GuardedCall, why: str) -> Settlement:
 
 
 def interrupted(call: GuardedCall, why: str) -> Settlement:
-    """What was surely not sent may run again; the rest is unknown unless it may be repeated."""
+    """What was certainly not sent may run again; the rest is unknown unless it may be repeated."""
     extras = call.extras
     if call.value is not NOTHING:  # the tool had returned
         return _as_returned(call)
@@ -193,7 +193,7 @@ def interrupted(call: GuardedCall, why: str) -> Settlement:
 
 
 def _as_returned(call: GuardedCall) -> Settlement:
-    """Done, with the result if it can be kept as it is."""
+    """Done, with the result if it can be stored as it is."""
     plan = call.plan
     payload: bytes | None = None
     with contextlib.suppress(codec.NotSerialisable):
@@ -204,7 +204,7 @@ def _as_returned(call: GuardedCall) -> Settlement:
 
 
 def _long(call: GuardedCall) -> int:
-    """How long an unknown outcome is kept: until somebody settles it, unless the tool says."""
+    """How long an unknown outcome is kept: until somebody settles it, unless the tool says otherwise."""
     given = call.plan.tool.spec.unknown_ttl
     return NEVER_MS if given is None else int(given * 1000)
 
@@ -219,7 +219,7 @@ def _asked(call: GuardedCall) -> str:
 
 
 def settle_broke_off(call: GuardedCall, error: StoreError) -> Step:
-    """The effect has happened: a store that fails never hides it, and is told as soon as it works again."""
+    """The effect has happened: a failing store never hides it, and receives the outcome as soon as it works again."""
     plan, run = call.plan, call.run
     if plan.watched_only:
         call.off_path()
@@ -229,15 +229,15 @@ def settle_broke_off(call: GuardedCall, error: StoreError) -> Step:
     if error.code != "store_version":
         leave(call, call.settlement)
         if run is not None and run.together:
-            run.finished = True  # its end is written with the record
+            run.finished = True  # its end event is written with the record
     _not_recorded(call, error)
     return settled(call, 0)
 
 
 def leave(call: GuardedCall, settlement: Settlement, taken: int = 0, after_s: float = 0.0) -> None:
-    """Let the process's own thread write how the call ended; *taken*: the version of the claim to replace, if any.
+    """Let the background thread write the call's end; *taken*: the version of the claim to replace, if any.
 
-    It works on a copy: the call goes on, or is over.
+    It works on a copy: the call continues, or has ended.
     """
     rest = _rest_of(call, settlement)
     if not call.extras.left:
@@ -247,9 +247,9 @@ def leave(call: GuardedCall, settlement: Settlement, taken: int = 0, after_s: fl
 
 
 def hold_anew(call: GuardedCall) -> tuple[GuardedCall, Step]:
-    """A copy of a running call that finds its claim, or writes it anew if the store has lost it.
+    """A copy of a running call that finds its claim, or writes it again if the store has lost it.
 
-    Its version is that of the claim then; 0: the claim is another's by now, or was settled or cleared.
+    Its version is then that of the claim; 0: the claim now belongs to another call, or was settled or cleared.
     """
     rest = _rest_of(call, None)
     asked = call.extras.asked
@@ -260,7 +260,7 @@ def hold_anew(call: GuardedCall) -> tuple[GuardedCall, Step]:
 
 
 def _rest_of(call: GuardedCall, settlement: Settlement | None) -> GuardedCall:
-    """A copy of which nobody is told: only the record matters."""
+    """A copy that nobody is told about: only the record matters."""
     rest = copy(call)
     rest.extras = Extras()
     rest.extras.left = True
@@ -271,10 +271,10 @@ def _rest_of(call: GuardedCall, settlement: Settlement | None) -> GuardedCall:
 
 
 def keep_out(call: GuardedCall, found: Existing) -> None:
-    """See to it that a request for a claim which is still under way finds no room, nor leaves a claim to nobody.
+    """Make sure that a claim request still in transit claims nothing, and leaves no claim without an owner.
 
-    The record of another keeps it out. Should that expire soon, the process's own thread takes its place then. One in
-    flight may be settled at once.
+    The record of another call keeps it out. Should that expire soon, the background thread of the process takes its
+    place then. A record in flight may be settled at any moment.
     """
     plan, now = call.plan, call.plan.monotonic()
     in_flight = found.current.state == "inflight"
@@ -285,29 +285,29 @@ def keep_out(call: GuardedCall, found: Existing) -> None:
 
 
 def stands(call: GuardedCall, reply: Existing | None) -> Step:
-    """What there is of a record that could not be settled or renewed, or would not be."""
+    """What there is of a record whose settlement or renewal failed or was refused."""
     settlement = call.settlement
     if reply is None:
         return Forgotten(call, call.version, _lost)
     record = reply.current if settlement is None else reply.own or reply.current
     if is_in_flight_for(call, record):
-        first = record.version == call.version  # else it was lost, and begun anew
+        first = record.version == call.version  # otherwise it was lost, and begun again
         return _held(call, record.version, call.events if first else ())
     if settlement is None or record.fence != call.version:
         return _stood(call, None)
     certain = settlement.state != "failed" or settlement.error is None or settlement.error[0] != UNKNOWN_CODE
     if is_unknown(record) and certain:
         return Mark(call.key, record.version, settlement, _stood)
-    return _stood(call, None)  # it says something already: perhaps this, perhaps what an earlier attempt came to
+    return _stood(call, None)  # it says something already: perhaps this, perhaps the outcome of an earlier attempt
 
 
 def _lost(call: GuardedCall, forgotten: bool) -> Step:
-    """There is none: written anew, unless somebody wanted it gone."""
+    """There is no record: write it again, unless somebody removed it on purpose."""
     return _stood(call, None) if forgotten else Reclaim(call, 0, (), anew)
 
 
 def anew(call: GuardedCall, reply: Begun) -> Step:
-    """A claim of its own to write the outcome to; a request that is still under way finds it, and claims nothing."""
+    """A claim of its own to write the outcome to; a request still in transit finds it, and claims nothing."""
     if isinstance(reply, Claimed):
         version = reply.version
     elif isinstance(reply, Existing) and is_in_flight_for(call, reply.current):
@@ -327,7 +327,7 @@ def _held(call: GuardedCall, version: int, events: Sequence[Row] = ()) -> Step:
 
 
 def is_in_flight_for(call: GuardedCall, record: DedupeRecord) -> bool:
-    """Whether the record is the claim of this very call."""
+    """Whether the record is this call's own claim."""
     return record.state == "inflight" and is_owned_by(record.owner, call.token, call.template.owner)
 
 
@@ -340,11 +340,11 @@ def _stood(call: GuardedCall, version: int | None) -> Step:
 
 
 RECORDING = frozenset({stands, _lost, anew, _stood})
-"""What takes the replies while a record is written that could not be settled at once."""
+"""Takes the replies while a record is written that could not be settled at once."""
 
 
 def still_not_recorded(call: GuardedCall, error: StoreError) -> Step:
-    """The store failed meanwhile."""
+    """The store has failed in the meantime."""
     assert call.settlement is not None
     leave(call, call.settlement)
     _not_recorded(call, error)
@@ -358,11 +358,11 @@ def _not_recorded(call: GuardedCall, error: StoreError) -> None:
     call.result().note(notRecorded=error.code)
 
 
-# -- who has to know -----------------------------------------------------------------------------------------------
+# -- who must be told ----------------------------------------------------------------------------------------------
 
 
 def refused(call: GuardedCall, outcome: Outcome) -> Step:
-    """Refused at the door: neither turn nor loop guard nor run hear of it."""
+    """Refused at the entrance: turn, loop guard and run are not told."""
     call.outcome = outcome
     call.key = ""
     after_hooks(call, outcome)
@@ -378,14 +378,14 @@ def answered(call: GuardedCall, outcome: Outcome) -> Step:
 
 
 def after_hooks(call: GuardedCall, outcome: Outcome | None = None) -> None:
-    """Tell the hooks what came of an attempt, or of the call."""
+    """Tell the hooks the outcome of an attempt, or of the call."""
     hooked, hooks = call.extras.hooked, call.plan.hooks
     if hooked is not None and hooks is not None:
         hooks.after(hooked, outcome or call.result(), lambda: call.plan.results.quoted(call.arguments))
 
 
 def settled(call: GuardedCall, version: int | None) -> Step:
-    """The record says so (0: there is none; ``None``: it is another's by now); turn and loop guard learn of it."""
+    """The record is written (0: there is none; ``None``: it is another's by now); tell turn and loop guard."""
     plan, run, turn = call.plan, call.run, call.turn
     if version is None and not plan.watched_only:
         if not call.extras.looked:
@@ -393,7 +393,7 @@ def settled(call: GuardedCall, version: int | None) -> Step:
         plan.reporter.fenced(call)
         call.result().note(fenced=True)
     if version != 0:
-        call.version = 0  # the claim is over
+        call.version = 0  # the claim has ended
         if run is not None and run.together and not plan.watched_only:
             run.finished = True
     if call.extras is not NO_EXTRAS:
@@ -423,7 +423,7 @@ def settled(call: GuardedCall, version: int | None) -> Step:
 
 
 def _label(call: GuardedCall) -> None:
-    """What goes with the answer of a call that was not plain."""
+    """Add the metadata of a call that was not plain."""
     extras = call.extras
     if extras.unprotected:
         call.result().note(unprotected=extras.unprotected)
@@ -445,7 +445,7 @@ def appended(call: GuardedCall, _: None) -> Step:
 
 
 def append_broke_off(call: GuardedCall, error: StoreError) -> Step:
-    """The call is over: its outcome is worth more than its event."""
+    """The call has ended: its outcome is worth more than its event."""
     append_missed(call, error)
     return _conclude(call)
 
@@ -457,7 +457,7 @@ def append_missed(call: GuardedCall, error: StoreError) -> None:
 
 
 def _conclude(call: GuardedCall) -> Step:
-    """Other processes learn of breakers; metrics and listeners of the call."""
+    """Tell other processes about breakers; tell metrics and listeners about the call."""
     plan, outcome, extras = call.plan, call.outcome, call.extras
     plain = extras is NO_EXTRAS
     if not plain:
@@ -505,7 +505,7 @@ def _shared(call: GuardedCall, _: None) -> Step:
 
 
 def not_shared(call: GuardedCall, name: str, error: StoreError) -> Step:
-    """The next refresh tries again."""
+    """The next refresh retries."""
     log.warning("the state of breaker %s could not be shared yet: %s", name, error)
     call.plan.plans.unshared[name] = call.plan.breakers.get(name)
     return _conclude(call)

@@ -12,11 +12,11 @@ from antiphon._gateway.threads import TimedOut
 from antiphon.ports import Clock
 
 END: Any = object()
-"""Stands for the end of a stream."""
+"""Marks the end of a stream."""
 
 
 class Source:
-    """The generator runs in a context of its own, entered for each step and left before the chunk is handed on."""
+    """The generator runs in its own context, entered for each step and left before the chunk is passed on."""
 
     __slots__ = ("_clock", "_context", "_iterator", "_limit", "_until")
 
@@ -28,7 +28,7 @@ class Source:
         self._iterator = self._context.run(_start, call, context)
 
     def _left(self) -> float | None:
-        """Seconds that are left; raises when none are."""
+        """The remaining seconds; raises when there are none."""
         if self._until is None:
             return None
         left = self._until - self._clock.monotonic()
@@ -37,7 +37,7 @@ class Source:
         return left
 
     def pull(self) -> Any:
-        """The next chunk. A running step cannot be stopped: the limit is looked at between steps."""
+        """The next chunk. A running step cannot be stopped: the limit is checked between steps."""
         self._left()
         return self._context.run(next, self._iterator, END)
 
@@ -59,7 +59,7 @@ def _start(call: GuardedCall, context: CallContext | None) -> Any:
 
 
 class Opened(NamedTuple):
-    """A stream whose first chunk is there."""
+    """A stream whose first chunk has arrived."""
 
     source: Source
     first: Any
@@ -91,7 +91,7 @@ class _InContext:
 
 
 async def within(awaitable: Any, seconds: float) -> Any:
-    """Await with a limit of ours, told apart from a ``TimeoutError`` of the tool's own."""
+    """Await with a limit of ours, distinguishable from a ``TimeoutError`` of the tool."""
     import asyncio
 
     timeout = asyncio.timeout(seconds)

@@ -1,6 +1,6 @@
-"""What a driver is asked to do next.
+"""What a driver does next.
 
-The four steps of a plain call are known by identity, and what they need stands in the call. Every other step is a tuple
+The four steps of a plain call are known by identity, and the call holds what they need. Every other step is a tuple
 that holds the arguments of one request, makes it (``ask``), and names the function that takes the reply (``then``).
 """
 
@@ -17,7 +17,7 @@ from antiphon.ports import Blobs, BreakerRow, Invocation, Row, Settlement
 
 
 class World(Protocol):
-    """What a driver reaches: each method returns the reply, or an awaitable of it."""
+    """What a driver uses: each method returns the reply, or an awaitable of it."""
 
     @property
     def journal(self) -> Any:
@@ -65,13 +65,13 @@ class Plain:
 
 
 BEGIN = Plain("BEGIN")
-"""``journal.begin(call, call.events)`` -> ``claim.claimed``: insert the claim, or learn what is there."""
+"""``journal.begin(call, call.events)`` -> ``claim.claimed``: insert the claim, or get the existing record."""
 INVOKE = Plain("INVOKE")
 """``call.value = function(**arguments)`` -> ``attempt.returned``."""
 SETTLE = Plain("SETTLE")
 """``journal.settle(call.key, call.version, call.settlement, call.events)`` -> ``settlement.settled``."""
 DONE = Plain("DONE")
-"""``call.outcome`` says what came of it; ``None``: ``call.value`` is all there is to say."""
+"""``call.outcome`` is the outcome; ``None``: the call simply succeeded with ``call.value``."""
 
 
 class TakeOver(NamedTuple):
@@ -87,14 +87,14 @@ class TakeOver(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """Ask once more for a claim whose request was broken off.
+    """Request a claim again after the first request was interrupted.
 
-    That request may still be under way to the store; reading could overtake it, a second request cannot.
+    The first request may still be in transit to the store; a read could overtake it, a second request cannot.
     """
 
     call: GuardedCall
     version: int
-    """Of the claim to replace; 0: none."""
+    """The version of the claim to replace; 0: none."""
     events: Sequence[Row]
     then: Then
 
@@ -118,7 +118,7 @@ class Mark(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Look at the record."""
+    """Read the record."""
 
     key: str
     identity: str
@@ -129,7 +129,7 @@ class Read(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Look at the record, if that takes but a moment: there is an answer without it."""
+    """Read the record, if that takes but a moment: there is an answer without it."""
 
     key: str
     identity: str
@@ -141,7 +141,7 @@ class Look(NamedTuple):
 
 
 class Forgotten(NamedTuple):
-    """Ask whether a record that is not there was forgotten on purpose."""
+    """Ask whether a missing record was removed on purpose."""
 
     call: GuardedCall
     version: int
@@ -152,7 +152,7 @@ class Forgotten(NamedTuple):
 
 
 class Alias(NamedTuple):
-    """Let a redelivery of this very call find the answer it is given (D2)."""
+    """Let a redelivery of this very call find the answer that the call is given (D2)."""
 
     key: str
     identity: str
@@ -164,7 +164,7 @@ class Alias(NamedTuple):
 
 
 class Renew(NamedTuple):
-    """Make sure of the claim for a whole lease."""
+    """Renew the claim for a whole lease."""
 
     key: str
     version: int
@@ -176,7 +176,7 @@ class Renew(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Wait for another's call to settle."""
+    """Wait for another call to settle."""
 
     key: str
     version: int
@@ -188,7 +188,7 @@ class Wait(NamedTuple):
 
 
 class ShareBreaker(NamedTuple):
-    """Tell the other processes of a breaker."""
+    """Tell the other processes about a breaker."""
 
     tenant: str
     row: BreakerRow
@@ -199,7 +199,7 @@ class ShareBreaker(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Write events of a run by themselves."""
+    """Write events of a run separately."""
 
     run: RunEntry
     rows: Sequence[Row]
@@ -221,7 +221,7 @@ class Ask(NamedTuple):
 
 
 class GivenUp(NamedTuple):
-    """Stand for a recorded call that its caller gave up: whoever cancelled it then cancels it now."""
+    """Stand in for a recorded call whose caller gave up, until this caller cancels it, too."""
 
     what: str
     after_ms: Any
@@ -252,7 +252,7 @@ class Sleep(NamedTuple):
 
 
 class Reconcile(NamedTuple):
-    """Ask the tool's own read-back what became of an unknown call."""
+    """Ask the tool's own read-back for the outcome of an unknown call."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -274,7 +274,7 @@ class Consult(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """Say in the audit log what was decided."""
+    """Write the decision to the audit log."""
 
     manifest: RunManifest
     row: Row
@@ -285,7 +285,7 @@ class Audit(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Keep a result that is too large for the record."""
+    """Store a result that is too large for the record."""
 
     blobs: Blobs
     tenant: str
@@ -343,4 +343,4 @@ Request = (
 Step = Plain | Request
 Then = Callable[[GuardedCall, Any], Step]
 STORE_STEPS = (TakeOver, Reclaim, Mark, Read, Look, Forgotten, Alias, Renew, Wait, ShareBreaker, Append)
-"""Steps that a failing store can break off; BEGIN and SETTLE are the others."""
+"""Steps that a failing store can interrupt; BEGIN and SETTLE are the others."""

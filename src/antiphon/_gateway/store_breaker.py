@@ -1,8 +1,8 @@
 """The store's own breaker and time limits (D53).
 
-A store that fails costs one call its time; the next ones are told at once, until the process's own thread has seen it
-take a write again. A step with a time limit runs on a thread or task of its own and is left there when it is late:
-nothing is cut off halfway, and whatever it may have written is looked for later.
+A failing store costs one call its time; the next ones are refused at once, until the background thread of the process
+has seen the store accept a write again. A step with a time limit runs on a thread or task of its own and is left there
+when it is late: nothing is cut off halfway, and whatever it may have written is looked for later.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from antiphon.ports import Clock, SyncJournal
 log = logging.getLogger("antiphon.gateway")
 
 PROBE = "antiphon-probe"
-"""A key that no call has: to renew its claim writes nothing, and takes what a write takes, except room.
+"""A key that no call has: renewing its claim writes nothing, and needs what a write needs, except room.
 
-It asks for a lease of a millisecond, so that no store retries it for longer: whoever waits for the look waits for one
-try.
+The probe requests a lease of a millisecond, so that no store retries it for longer: its waiters wait for a single
+attempt.
 """
 GRACE_S = 0.1
-"""After the deadline of a call, to write down what came of it."""
+"""After the deadline of a call, to write down its outcome."""
 _LEAST_S = 0.01
 _LOOK_S, _LONGEST_LOOK_S = 0.05, 0.1
 PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-"""Between two looks at a store that does not work: twice as long each time. A call that comes has it looked at now."""
+"""Between two probes of a store that does not work: doubled each time. A call that arrives triggers a probe at once."""
 _TRIAL_S = 0.25
-"""How long one call at a time waits for the next look; one at a store that works takes less."""
+"""How long one call at a time waits for the next probe; the probe of a working store takes less."""
 _MOST_WAITING = 1000
 _LATE = "late"
 _NOT_SICK = frozenset(
     f"full readonly permission corrupt cannot_open busy moving replicas closed breaker_open {_LATE}".split()
 )
-"""Reasons of a store that answers, and of a look that was given up after a moment: neither says that it is sick."""
+"""Reasons of a store that answers, and of a read that was given up after a moment: neither is a failing store."""
 
 
 class Opens(Protocol):
-    """What has a way to the store that can be shut."""
+    """Something whose access to the store can be blocked."""
 
     def shut(self) -> None: ...
 
@@ -53,7 +53,7 @@ class Opens(Protocol):
 
 
 class _Look:
-    """A look at the store that a call can do without."""
+    """A read of the store that a call can do without."""
 
     __slots__ = ("over",)
 
@@ -68,7 +68,7 @@ class StoreBreaker:
         self.url = url
         self.is_open: bool = False
         self.failures: int = 0
-        """How often the store did not work."""
+        """How often the store failed."""
         self.on = on
         self._wake = wake
         self._clock = clock
@@ -78,18 +78,18 @@ class StoreBreaker:
         self._probe_at = 0.0
         self._pause_s = PAUSE_S
         self._trial: Future[None] | None = None
-        """Of the call that waits for the next look at the store."""
+        """Of the call that waits for the next probe of the store."""
         self._waiting: Future[None] | None = None
-        """Of the call that waits for the look that is being made."""
+        """Of the call that waits for the probe in progress."""
         self.threads: ThreadRunner = ThreadRunner(_MOST_WAITING)
         """Where steps with a time limit run."""
         self._look_s = _LONGEST_LOOK_S
-        """How long a look at the store may take that a call can do without."""
+        """How long a read that a call can do without may take."""
         self._late: _Look | None = None
-        """The last look that was given up: while it is under way, there is no other."""
+        """The last read that was given up: while it is in progress, there is no other."""
 
     def watch(self, world: Opens) -> None:
-        """Shut the way of *world* to the store while the breaker is open."""
+        """Block the access of *world* to the store while the breaker is open."""
         with self._lock:
             self._worlds.add(world)
 
@@ -99,7 +99,7 @@ class StoreBreaker:
             self.open(error)
 
     def open(self, error: StoreError) -> None:
-        """Tell calls at once, until the store takes what was left."""
+        """Refuse calls at once, until the store accepts what was left."""
         self.failures += 1
         if not self.on or self.is_open:
             return
@@ -114,18 +114,18 @@ class StoreBreaker:
         self._wake()
 
     def refusal(self) -> StoreUnavailable:
-        """What a call is told meanwhile."""
+        """What a call gets in the meantime."""
         why = self._why
         hint = f"{why.hint} Calls work again as soon as the store does.".lstrip()
         return StoreUnavailable(f"{why.message} It was not asked again.", hint=hint, reason="breaker_open")
 
     def probe(self, journal: Callable[[], SyncJournal], now: float) -> float:
-        """Look whether the store takes a write, if it is time; seconds until it is time again, 0 if it does."""
+        """Probe whether the store accepts a write, if it is time; seconds until the next probe, 0 if it does."""
         if not self.is_open:
             return 0.0
         if now < self._probe_at:
             return self._probe_at - now
-        self._waiting = self._trial  # whoever comes later waits for the look after this one
+        self._waiting = self._trial  # later calls wait for the probe after this one
         try:
             journal().renew(PROBE, 0, 1)
         except StoreError as error:
@@ -134,7 +134,7 @@ class StoreBreaker:
         return 0.0
 
     def not_yet(self, error: StoreError) -> float:
-        """The store does not work yet; seconds until the next look."""
+        """The store does not work yet; seconds until the next probe."""
         pause = self._pause_s
         self._why = error
         self._pause_s = min(2 * pause, _LONGEST_PAUSE_S)
@@ -154,7 +154,7 @@ class StoreBreaker:
     # -- a call that finds it open -----------------------------------------------------------------------------------
 
     def _try_now(self) -> Future[None] | None:
-        """Have the store looked at now; ``None`` if another call waits for that already."""
+        """Have the store probed now; ``None`` if another call waits for that already."""
         with self._lock:
             if self._trial is not None or not self.is_open:
                 return None
@@ -169,11 +169,11 @@ class StoreBreaker:
             return
         if self._trial is trial:
             self._trial = None
-        with contextlib.suppress(InvalidStateError):  # its event loop has gone
+        with contextlib.suppress(InvalidStateError):  # its event loop is gone
             trial.set_result(None)
 
     def make_sure(self, seconds: float = _TRIAL_S) -> None:
-        """Raise unless the store works again by now: one call at a time waits for that, a moment at most."""
+        """Raise unless the store works again: one call at a time waits for that, a moment at most."""
         trial = self._try_now()
         if trial is not None:
             with contextlib.suppress(TimeoutError):
@@ -194,20 +194,20 @@ class StoreBreaker:
     # -- time limits -------------------------------------------------------------------------------------------------
 
     def seconds_left(self, until: float) -> float:
-        """Until the moment *until* of the monotonic clock, and a moment at least."""
+        """Seconds until *until* on the monotonic clock, and a moment at least."""
         return max(_LEAST_S, until - self._clock.monotonic())
 
     @property
     def look_s(self) -> float:
-        """How long to wait for a look that a call can do without: several times as long as such looks take."""
+        """How long to wait for a read that a call can do without: several times as long as such reads take."""
         return self._look_s
 
     def looked(self, seconds: float) -> None:
-        """A look took so long, whether or not anybody waited for it."""
+        """A read took this long, whether or not anybody waited for it."""
         self._look_s = min(_LONGEST_LOOK_S, max(_LOOK_S, self._look_s * 0.8, 4 * seconds))
 
     def look(self, read: Callable[[], Any], seconds: float) -> Any:
-        """Make a look that a call can do without. One that is late says nothing of the store's health."""
+        """Make a read that a call can do without. A late one says nothing about the store's health."""
         look, clock = self._next_look(), self._clock
 
         def step() -> Any:
@@ -255,7 +255,7 @@ class StoreBreaker:
             self._late = look
 
     def within(self, step: Callable[[], Any], seconds: float, reason: str = "timeout") -> Any:
-        """Make a blocking step of the store, and wait for at most so long."""
+        """Make a blocking step of the store, and wait for at most *seconds*."""
         around = copy_context()
         try:
             return self.threads.run_until(lambda: around.run(step), seconds)
@@ -263,7 +263,7 @@ class StoreBreaker:
             raise too_slow(self.url, seconds, reason) from error
 
     async def within_async(self, step: Any, seconds: float, reason: str = "timeout") -> Any:
-        """The same for a coroutine; it goes on in a task of its own when it is late."""
+        """The same for a coroutine; it continues in a task of its own when it is late."""
         import asyncio
 
         task = asyncio.ensure_future(step)
@@ -282,16 +282,16 @@ _running: set[Any] = set()
 def _over(task: Any) -> None:
     _running.discard(task)
     if not task.cancelled():
-        task.exception()  # whoever waits for it raises it, and nobody else has to know
+        task.exception()  # its waiters raise it, and nobody else needs it
 
 
 def is_sick(error: StoreError) -> bool:
-    """Whether the store may not have been reached, or is too slow: what was asked may still come about."""
+    """Whether the store may not have been reached, or is too slow: the request may still take effect."""
     return isinstance(error, StoreUnavailable) and error.data.get("reason") not in _NOT_SICK
 
 
 def is_full(error: StoreError) -> bool:
-    """Whether the store answers, and has no room for what it was asked to write."""
+    """Whether the store answers, but has no room for the write."""
     return error.data.get("reason") == "full"
 
 

@@ -1,6 +1,6 @@
-"""Tools that answer in chunks: committed with the first chunk, recorded chunk by chunk (D18, D33).
+"""Tools that return streams: committed with the first chunk, recorded chunk by chunk (D18, D33).
 
-The first chunk is part of the attempt: until it is there, a failure may be tried again. The end of a stream resumes the
+The first chunk is part of the attempt: until it arrives, a failure may be retried. The end of a stream resumes the
 driver with the step that settles the call.
 """
 
@@ -26,7 +26,7 @@ from antiphon.ports import Row
 log = logging.getLogger("antiphon.gateway")
 
 Resume = Callable[[Step], Any]
-"""Goes on with the call: ``run_sync`` or ``run_async`` with its world."""
+"""Continues the call: ``run_sync`` or ``run_async`` with its services."""
 
 
 class StreamState:
@@ -40,18 +40,18 @@ class StreamState:
         self.ended = False
         self._ending = threading.Lock()
         self._elsewhere = elsewhere
-        """Goes on with the call in another thread, with a journal of its own."""
+        """Continues the call in another thread, with a journal of its own."""
         self._log: Any = None
-        """Takes the chunks for the run log, where there is one."""
+        """Takes the chunks for the run log, if there is one."""
         call.off_path().stream = self
 
     @property
     def outcome(self) -> Outcome | None:
-        """What came of the stream, once it has ended."""
+        """The outcome of the stream, once it has ended."""
         return self.call.outcome if self.ended else None
 
     def due(self) -> list[Row]:
-        """The reader asked for the next chunk: time to write the one it has."""
+        """The reader requested the next chunk: the rows of the chunk it has are due."""
         self.last_pull = self.call.plan.clock.monotonic()
         return [] if self._log is None else self._log.due()
 
@@ -63,7 +63,7 @@ class StreamState:
         log.error("the run log misses %d chunks of %s: %s", len(rows), self.call.plan.name, error)
 
     def chunk(self, data: Any) -> Any:
-        """Keep a chunk. Its event is written when another one is asked for, so that no chunk is delayed."""
+        """Keep a chunk. Its event is written when the next one is requested, so that no chunk is delayed."""
         now = self.call.plan.clock.monotonic()
         gap, self._last = (now - self._last) * 1000, now
         self.chunks.append(data)
@@ -75,7 +75,7 @@ class StreamState:
         return data
 
     def failure(self) -> BaseException:
-        """What a reader is told that comes back to a stream which did not end well."""
+        """What a reader gets that returns to a stream which did not end well."""
         outcome = self.call.outcome
         assert outcome is not None
         return results.exception_of(self.call, outcome)
@@ -86,13 +86,13 @@ class StreamState:
         return outcome is not None and outcome.status != "success"
 
     def break_off(self, journal: Any, why: str) -> None:
-        """End the stream from another thread (the idle limit); a later pull is told so."""
+        """End the stream from another thread (the idle limit); a later pull reports it."""
         step = self.end(_Left(why), why)
         if step is not None:
             self._elsewhere(journal, step)
 
     def end(self, error: BaseException | None, why: str = "its stream was not read to the end") -> Step | None:
-        """The tool finished, failed, or its reader went away; ``None`` for whoever comes second."""
+        """The tool finished, failed, or its reader went away; ``None`` for the second caller."""
         with self._ending:
             if self.ended:
                 return None
@@ -108,7 +108,7 @@ class StreamState:
 
 
 class _Left(GeneratorExit):
-    """The reader stayed away for too long."""
+    """The reader was idle for too long."""
 
 
 class SyncStream(Iterator[Any]):
@@ -163,7 +163,7 @@ class SyncStream(Iterator[Any]):
             self._resume(step)
 
     def close(self) -> None:
-        """Stop reading; the record says that the stream was broken off."""
+        """Stop reading; the record says that the stream was not read to its end."""
         if not self.state.ended:
             try:
                 self._source.close()
@@ -243,7 +243,7 @@ class AsyncStream(AsyncIterator[Any]):
         await self._resume(step)
 
     async def aclose(self) -> None:
-        """Stop reading; the record says that the stream was broken off."""
+        """Stop reading; the record says that the stream was not read to its end."""
         if not self.state.ended:
             try:
                 await self._source.aclose()

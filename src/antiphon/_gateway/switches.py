@@ -19,11 +19,11 @@ VARIABLES = {
     "derive_keys": "TOOL_RELIABLE_DERIVE_IDEMPOTENCY",
     "shadow": "ANTIPHON_SHADOW",
 }
-"""What gives a switch its start value, whatever the settings say."""
+"""What sets the initial value of a switch, whatever the settings say."""
 
 
 def start_value(environment: Mapping[str, str], flag: str) -> bool | None:
-    """What the environment says of a switch, if anything."""
+    """The environment's value of a switch, if any."""
     value = environment.get(VARIABLES[flag], "").strip().lower()
     if value and value not in _OFF | _ON:
         raise ConfigError(
@@ -40,7 +40,7 @@ def _flag(environment: Mapping[str, str], flag: str, default: bool) -> bool:
 
 
 class Switches:
-    """Four flags and the staged tools. Setting one of them tells whoever made plans of them."""
+    """Four flags and the staged tools. Setting one of them notifies those who made plans from them."""
 
     __slots__ = (
         "_changed",
@@ -61,7 +61,7 @@ class Switches:
         *,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """The environment gives the start values."""
+        """The environment gives the initial values."""
         env = os.environ if environment is None else environment
         self._changed: Callable[[], None]
         self.enabled: bool = _flag(env, "enabled", settings.enabled)
@@ -78,7 +78,7 @@ class Switches:
             self._changed()
 
     def take(self, settings: Settings) -> None:
-        """Take what *settings* change; a flag they leave as it was keeps its present value."""
+        """Apply what *settings* change; a flag that they leave as it was keeps its current value."""
         for flag in ("enabled", "open_mode", "derive_keys", "shadow"):
             wanted = getattr(settings, flag)
             if wanted != getattr(self._settings, flag):

@@ -1,8 +1,8 @@
-"""Values that JSON has no form for, written as objects with one name, and read back as what they were.
+"""Values for which JSON has no form, written as objects with one name, and read back as what they were.
 
 ``{"$bytes": "…"}`` is a ``bytes``, ``{"$float": "nan"}`` a float, ``{"$object": ["app.Order", {…}]}`` an object of a
-class that only holds data. Bytes are written as Latin-1 text, so that a secret in them is seen by the redactor. An
-object of the user's that looks like one of these is wrapped in ``$literal``.
+class that only holds data. Bytes are written as Latin-1 text, so that the redactor sees a secret in them. An object of
+the user's that looks like one of these is wrapped in ``$literal``.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ _READ_GROUP: dict[str, Callable[[Any, Read], Any]] = {
 
 COLLECTIONS = (collections.Counter, collections.OrderedDict, collections.defaultdict, collections.deque)
 _FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (dict, float, int, list, set, str, tuple)}
-"""What a ``defaultdict`` may make."""
+"""What a ``defaultdict`` may create."""
 BUILT_IN = (bytes, bytearray, datetime, date, time, timedelta, Decimal, UUID)
-"""What a value that was read back may hold beside JSON's own types."""
+"""What a value that was read back may contain besides JSON's own types."""
 
 
 def tagged(value: Any, *, classes: bool = True) -> Any:
-    """*value* in JSON's own types; ``TypeError`` where it has no form that could be read back.
+    """*value* in JSON's own types; ``TypeError`` if it has no form that could be read back.
 
     Without *classes*, an object is written as its fields, a member of an enum as its value, and so on.
     """
@@ -123,7 +123,7 @@ def tagged(value: Any, *, classes: bool = True) -> Any:
 
 
 def _zoned(value: datetime | time) -> dict[str, Any] | None:
-    """A time with its zone, where the zone has a name: the same hour tomorrow may be at another distance from UTC."""
+    """A time with its zone, if the zone has a name: the UTC offset may differ for the same hour tomorrow."""
     zone = getattr(value.tzinfo, "key", None)
     if zone is None and (value.tzinfo is not None or not value.fold):
         return None
@@ -139,7 +139,7 @@ def _in_zone(text: str, fold: int, zone: str | None) -> datetime | time:
 
 
 def _is_fixed(value: datetime | time) -> bool:
-    """Whether the time's distance from UTC is all that its zone says."""
+    """Whether the zone of the time says nothing but its UTC offset."""
     zone = value.tzinfo
     if zone is None or type(zone) is timezone:
         return True
@@ -192,7 +192,7 @@ def _collection_of(form: Any, read: Read) -> Any:
 
 
 def fields(value: Any, *, exactly: bool = False) -> Any:
-    """An object of a class as plain data; *exactly* keeps values that the class would write as something else."""
+    """An object of a class as plain data; *exactly* keeps values that the class would serialise as something else."""
     if is_named_tuple(type(value)):
         return value._asdict()
     dump = getattr(value, "model_dump", None)
@@ -213,10 +213,10 @@ def fields(value: Any, *, exactly: bool = False) -> Any:
 
 
 def untagged(value: Any, *, classes: bool = True, known: Known = _NOBODY) -> Any:
-    """The value that :func:`tagged` was given; a tag whose content was changed (redacted, edited) stays as it is.
+    """The value that :func:`tagged` was given; a tag whose content was changed (redacted, edited) is left as it is.
 
     An object whose class is not loaded, or has lost fields, raises. *known* are classes by their names that may have
-    moved since, or been the script's. Without *classes* an object comes as its fields.
+    moved since, or been defined in the script. Without *classes* an object becomes its fields.
     """
     read: Any = functools.partial(untagged, classes=classes, known=known)
     if type(value) is list:
@@ -242,7 +242,7 @@ def untagged(value: Any, *, classes: bool = True, known: Known = _NOBODY) -> Any
 
 
 def exactly(value: Any) -> Any:
-    """The form of *value* with its classes, if the same can be made of it; else ``None``."""
+    """The form of *value* with its classes, if it can be read back exactly; otherwise ``None``."""
     try:
         form = tagged(value)
         return form if tagged(untagged(form)) == form else None
@@ -251,7 +251,7 @@ def exactly(value: Any) -> Any:
 
 
 def has_classes(form: Any) -> bool:
-    """Whether a form names classes: what it is read back as needs no declared type any more."""
+    """Whether a form names classes: then no declared type is needed to read it back."""
     if type(form) is list:
         return any(map(has_classes, form))
     if type(form) is not dict:
@@ -269,7 +269,7 @@ def has_classes(form: Any) -> bool:
 
 _PLAIN = ("builtins", "collections", "datetime", "decimal", "uuid", "pathlib", "pathlib._local")
 _BY_TEXT = ("fractions", "ipaddress", "pydantic.networks")
-"""Modules of classes that are made of their text."""
+"""Modules of classes that are built from their text."""
 
 
 def _names_class(name: str, inner: Any) -> bool:
@@ -306,7 +306,7 @@ def _with_class(kind: type, value: Any) -> Any:
 
 
 def _value_of(member: enum.Enum) -> Any:
-    """The value of a member, for who does not have its class; none if it has no form."""
+    """The value of a member, for readers without its class; none if it has no form."""
     try:
         return tagged(member.value)
     except TypeError:
@@ -318,7 +318,7 @@ def _is_cached(kind: type, name: str) -> bool:
 
 
 class _Shape(NamedTuple):
-    """What is known of a class that holds data and nothing else."""
+    """What is known about a class that holds data and nothing else."""
 
     name: str
     fields: dict[str, None]
@@ -335,7 +335,7 @@ def _shape(kind: type) -> _Shape | None:
 
 
 def has_no_base(kind: Any) -> bool:
-    """Whether an object of the class is nothing but its attributes: no exception, no dictionary, no list."""
+    """Whether an object of the class is nothing but its attributes: no exception, dictionary or list."""
     return kind.__new__ is object.__new__
 
 
@@ -343,7 +343,7 @@ _found: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
 def _class_of(name: str, known: Known) -> type | None:
-    """The class of that name: where it was, or, if it has moved or was the script's, one that is known by its name."""
+    """The class of that name: where it was, or, if it has moved or was the script's, a known one of that name."""
     own = name.partition(".")[0] == "__main__"
     kind = known.get(name.removeprefix("__main__.")) if own and known else None
     kind = kind or _loaded(name)
@@ -351,7 +351,7 @@ def _class_of(name: str, known: Known) -> type | None:
 
 
 def _loaded(name: str) -> type | None:
-    """The class that is loaded under that name; one that was found is not looked for again."""
+    """The class that is loaded under that name; one that was found is not looked up again."""
     kind = _found.get(name)
     if kind is None or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
         kind = class_named(name)
@@ -361,14 +361,14 @@ def _loaded(name: str) -> type | None:
 
 
 def _object_of(form: Any, read: Read, known: Known) -> Any:
-    """An object as it was, with the fields that it had: nothing of its class's own code runs but where it must.
+    """An object as it was, with the fields that it had: its class's own code runs only where it must.
 
-    Fields that its class has got since then have their defaults.
+    Fields that its class has gained since then have their defaults.
     """
     name, there, *more = form
     kind: Any = _class_of(name, known)
     shape = None if kind is None else _shape(kind)
-    if shape is None or not there.keys() <= shape.fields.keys():  # another class by now
+    if shape is None or not there.keys() <= shape.fields.keys():  # a different class by now
         raise LookupError(name)
     values = {field: read(value) for field, value in there.items()}
     if shape.is_pydantic:
@@ -391,7 +391,7 @@ def _object_of(form: Any, read: Read, known: Known) -> Any:
         new = object.__new__(kind)
     put = sys.modules["msgspec"].structs.force_setattr if hasattr(kind, "__struct_fields__") else object.__setattr__
     for field, value in values.items():
-        put(new, field, value)  # also where its own code has changed it
+        put(new, field, value)  # also if its own code has changed it
     return new
 
 

@@ -1,4 +1,4 @@
-"""Synchronous tools with a time limit: they run on a thread of their own and cannot be stopped (R8)."""
+"""Synchronous tools with a time limit: they run on their own thread and cannot be stopped (R8)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Late = Callable[[Any, BaseException | None], None]
 
 
 class TimedOut(Exception):
-    """An attempt took longer than it was allowed to."""
+    """An attempt exceeded its time limit."""
 
     def __init__(self, seconds: float, *, still_running: bool = False) -> None:
         super().__init__(f"no result within {seconds:g} s")
@@ -33,7 +33,7 @@ class Abandoned(Exception):
 
 
 class _Work:
-    """One tool call on its thread; whoever is later, waiter or worker, sees that the other has gone."""
+    """One tool call on its thread; the later of waiter and worker sees that the other is gone."""
 
     __slots__ = ("done", "ended", "error", "gave_up", "late", "lock", "value")
 
@@ -48,12 +48,12 @@ class _Work:
 
 
 def is_waited_for(key: str) -> bool:
-    """Whether a call with *key* waits, in another thread, for this one to end: to wait for it would never end.
+    """Whether a call with *key* waits, in another thread, for this one to end: waiting for it would never end.
 
-    A plain thread does not know who started it, so one looks who waits: in ``Thread.join``, or for the ``Future`` of
-    what a pool runs here.
+    A plain thread does not know who started it, so this looks at who waits: in ``Thread.join``, or for the ``Future``
+    of what a pool runs here.
     """
-    # A collection that begins while another thread's frame is read lets that thread go on: before Python 3.12 the
+    # A collection that starts while another thread's frame is read lets that thread continue: before Python 3.12 the
     # interpreter then crashes or hangs (https://github.com/python/cpython/issues/106883).
     with without_gc():
         return _is_waited_for(key)
@@ -65,7 +65,7 @@ os.register_at_fork(before=_gc_off.acquire, after_in_parent=_gc_off.release, aft
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """No garbage collection meanwhile; one thread at a time, so that none turns it on for another."""
+    """No garbage collection inside; one thread at a time, so that none turns it on for another."""
     with _gc_off:
         enabled = gc.isenabled()
         gc.disable()
@@ -105,7 +105,7 @@ def _key_of(frame: FrameType) -> Any:
 
 
 def _futures(frame: FrameType | None) -> list[Any]:
-    """What is waited for by whoever waits for a result of this stack."""
+    """The futures that are waited for by those who wait for a result of this stack."""
     works = [one.f_locals.get("self") for one in _stack(frame) if _is(one, "concurrent.futures.thread", "run")]
     return [getattr(work, "future", None) for work in works]
 
@@ -124,7 +124,7 @@ def _is(frame: FrameType, module: str, function: str) -> bool:
 
 
 class ThreadRunner:
-    """Starts tool threads, and counts those that were given up while still running."""
+    """Starts tool threads, and counts those that were given up on while still running."""
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
@@ -174,7 +174,7 @@ class ThreadRunner:
         return job.value
 
     def run(self, work: Callable[[], Any], limit: float | None, late: Late | None) -> Any:
-        """Wait in this thread, at most *limit* seconds from when the work begins."""
+        """Wait in this thread, at most *limit* seconds from the start of the work."""
         job = self._start(work, late, lambda: None)
         return self._wait(job, limit)
 
@@ -204,7 +204,7 @@ class ThreadRunner:
         def notify() -> None:
             try:
                 loop.call_soon_threadsafe(ready.set)
-            except RuntimeError:  # the loop has been closed meanwhile: nobody waits any more
+            except RuntimeError:  # the loop was closed in the meantime: nobody waits any more
                 return
 
         job = self._start(work, late, notify)

@@ -1,4 +1,4 @@
-"""A registered tool: its function, what it declares, and how a Python call becomes named parameters."""
+"""A registered tool: its function, what it declares, and how a Python call is mapped to named parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:
-    """How the function has to be called; partials are looked through."""
+    """How the function has to be called; partials are unwrapped."""
     target: Any = function
     while isinstance(target, functools.partial):
         target = target.func
@@ -96,7 +96,7 @@ class Tool:
         self.function: Callable[..., Any] = function
         self.kind: Kind = kind_of(function)
         self.origin: tuple[str, str] = _origin(function)
-        """Module and qualified name: the same function, if its module was loaded again."""
+        """Module and qualified name: the same function, if its module was reloaded."""
         self.streams: bool = self.kind in ("generator", "async_generator")
         self.full_name: str = f"{spec.namespace}/{spec.name}"
         self.signature: inspect.Signature | None = _signature(function)
@@ -123,9 +123,9 @@ class Tool:
         self.accepts: frozenset[str] | None
         self.required, self.accepts = _names(params) if self.signature is not None else ((), None)
         self.undo: Any = None
-        """What undoes its calls (:class:`~antiphon._gateway.undo.Undo`), if that is declared."""
+        """What undoes its calls (:class:`~antiphon._gateway.undo.Undo`), if declared."""
         self.certain: tuple[type[Exception], ...] = (*_certain(spec), DidNotHappen)
-        """Exceptions that say: no effect."""
+        """Exceptions that mean: no effect."""
         self.has_point: bool = has_point(function)
         """Whether it says where its effect begins."""
         self.key_of: Callable[[dict[str, Any]], Any] | None = _key_function(spec, self.accepts)
@@ -136,12 +136,12 @@ class Tool:
         self.configure(spec, settings)
 
     def configure(self, spec: ToolSpec, settings: Settings) -> None:
-        """Settle every setting by precedence: code, then the tool's override, then the gateway's, then defaults."""
+        """Resolve every setting by precedence: code, then the tool's override, then the gateway's, then defaults."""
         override = settings.tools.get(self.full_name) or settings.tools.get(spec.name) or ToolOverride()
         self.spec: ToolSpec = spec
         self.retry: RetryPolicy = spec.retry or override.retry or settings.retry
         self.listed: ToolSpec = spec if self.retry is spec.retry else msgspec.structs.replace(spec, retry=self.retry)
-        """The spec with the error lists that apply."""
+        """The spec with the effective error lists."""
         self.timeout: float | None = spec.timeout if spec.timeout is not None else override.timeout
         self.ttl: Ttls = spec.ttl if spec.ttl != Ttls() else (override.ttl or settings.ttl or spec.ttl)
         self.renew_every: float = max(0.01, self.ttl.lease_ms / 3000)
@@ -159,7 +159,7 @@ class Tool:
         self.reuse_default = spec.reuse if spec.reuse is not None else override.reuse
 
     def _all_defaults(self) -> dict[str, Any]:
-        """What parameters are if a call does not give them."""
+        """The values of parameters that a call does not give."""
         known = self.signature.parameters.values() if self.signature is not None else ()
         return {p.name: p.default for p in known if p.default is not p.empty and p.name != self.context_param}
 
@@ -175,7 +175,7 @@ class Tool:
         return "", ""
 
     def failure(self, error: BaseException, now_ms: int) -> Failure:
-        """What kind of failure an exception of the tool is."""
+        """Classify an exception of the tool."""
         if not isinstance(error, self.certain):
             return classify(error, self.listed, wall_ms=now_ms)
         phase: Phase = "not_sent" if isinstance(error, DidNotHappen) else "answered"
@@ -183,7 +183,7 @@ class Tool:
         return Failure(kind.__name__, str(error), "answer", False, phase, exception=class_name(kind))
 
     def written(self, params: dict[str, Any]) -> dict[str, Any]:
-        """The parameters as they are recorded: those with a serialiser as it writes them."""
+        """The parameters in their recorded form, with each serialiser applied to its own."""
         return serialised(params, self.spec.serialisers) if self.spec.serialisers else params
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _by_position(signature: inspect.Signature, given: dict[str, Any]) -> list[in
 
 
 def _key_function(spec: ToolSpec, accepts: frozenset[str] | None) -> Callable[[dict[str, Any]], Any] | None:
-    """The declared key as a function of the parameters; one that names only some of them is given only those."""
+    """The declared key as a function of the parameters; one that names only some of them gets only those."""
     declared: Any = spec.key
     for name in (*spec.key_ignore, *((declared,) if isinstance(declared, str) else ())):
         if accepts is not None and name.partition(".")[0] not in accepts:
@@ -351,7 +351,7 @@ def _names(params: list[inspect.Parameter]) -> tuple[tuple[str, ...], frozenset[
 
 
 def _check_reconcile(spec: ToolSpec, params: list[inspect.Parameter]) -> None:
-    """One that takes the tool's own parameters would look up the wrong thing and say: it did not happen."""
+    """Reject one that takes the tool's own parameters: it would look up the wrong thing and say "it did not happen"."""
     signature = None if spec.reconcile is None else _signature(spec.reconcile)
     if spec.reconcile is None or signature is None:
         return
@@ -382,7 +382,7 @@ def _takes_all(parameter: inspect.Parameter, own: inspect.Parameter) -> bool:
 
 
 def _takes_context(parameter: inspect.Parameter) -> bool:
-    """Whether the second one is meant for the context."""
+    """Whether the second parameter is meant for the context."""
     return parameter.name in ("ctx", "context") or _is_context(parameter)
 
 
@@ -394,7 +394,7 @@ def _is_mapping(parameter: inspect.Parameter) -> bool:
 
 
 def takes_two(function: Callable[..., Any]) -> bool:
-    """Whether a ``reconcile`` function also wants the context of the call it is asked about."""
+    """Whether a ``reconcile`` function also wants the context of the call in question."""
     signature = _signature(function)
     if signature is None:
         return False
@@ -406,7 +406,7 @@ def takes_two(function: Callable[..., Any]) -> bool:
 
 
 def _context_param(signature: inspect.Signature | None) -> str | None:
-    """The parameter that wants the call's context: by its type, or an unannotated one called ``ctx``."""
+    """The parameter that takes the call's context: by its type, or an unannotated one called ``ctx``."""
     for parameter in signature.parameters.values() if signature else ():
         if _is_context(parameter):
             return parameter.name
@@ -428,7 +428,7 @@ def _is_context(parameter: inspect.Parameter) -> bool:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a tool is called where nobody says."""
+    """The name of a tool if none is given."""
     name = getattr(function, "__name__", None)
     if isinstance(name, str) and name != "<lambda>":
         return name

@@ -20,7 +20,7 @@ Pair = tuple[str, str]
 
 
 class Guard:
-    """The loop guard of one strand of agent work."""
+    """The loop guard of one lane of agent work."""
 
     __slots__ = ("identities", "loop")
 
@@ -29,7 +29,7 @@ class Guard:
         self.identities: set[str] = set()
 
     def redelivered(self, identity: str) -> bool:
-        """Whether this very call has been here: a redelivery is no loop."""
+        """Whether this very call has been seen: a redelivery is not a loop."""
         if identity in self.identities:
             return True
         if len(self.identities) >= _IDENTITIES:
@@ -38,7 +38,7 @@ class Guard:
         return False
 
     def after(self, pair: Pair, outcome: Outcome, poll: bool) -> None:
-        """Remember what came of the call."""
+        """Remember the outcome of the call."""
         if outcome.code in ("loop_blocked", "run_ended"):
             return
         name, key = pair
@@ -62,7 +62,7 @@ def refused_by_guard(verdict: LoopVerdict) -> Outcome:
 
 
 class Guards:
-    """The guards of sessions that are known by envelopes alone."""
+    """The guards of sessions that only envelopes name."""
 
     def __init__(self, policy: LoopPolicy) -> None:
         self.policy = policy
@@ -119,7 +119,7 @@ class TurnState:
         self.succeeded: dict[Pair, str] = {}
         """The call that succeeded, by tool and dedupe key."""
         self.identities: set[str] = set()
-        """Calls made in this turn: the same one again is a redelivery, not a duplicate."""
+        """Calls made in this turn: the same call again is a redelivery, not a duplicate."""
         self._token: Token[TurnState | None] | None = None
 
     def open(self) -> None:
@@ -153,8 +153,8 @@ class Turn:
     def call(self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None, *, key: Any = None) -> Answer:
         """Make the call the model asked for. The answer is a value, whatever happened.
 
-        *call_id* is the id that the model gave the call. *key* names what the call is about (an order, an invoice):
-        the tool runs once for it, whoever asks in whatever session.
+        *call_id* is the id that the model gave the call. *key* names what the call is about (an order, an invoice): the
+        tool runs once for it, no matter who asks or in which session.
         """
         return self._make(self.state, tool, arguments, call_id, key)
 
@@ -184,8 +184,8 @@ class AsyncTurn:
     ) -> Answer:
         """Make the call the model asked for. The answer is a value, whatever happened.
 
-        *call_id* is the id that the model gave the call. *key* names what the call is about (an order, an invoice):
-        the tool runs once for it, whoever asks in whatever session.
+        *call_id* is the id that the model gave the call. *key* names what the call is about (an order, an invoice): the
+        tool runs once for it, no matter who asks or in which session.
         """
         return await self._make(self.state, tool, arguments, call_id, key)
 

@@ -1,8 +1,8 @@
-"""Undo: what a saga remembers of a write, and the call that takes its effect back (D50).
+"""Undo: what a saga remembers of a write, and the call that reverses its effect (D50).
 
-An undo is a call like any other. Its key is the execution it undoes, so it is dispatched at most once. Before it asks
-for its claim it marks the record of that execution, so that nobody is answered any more with a result that no longer
-holds; one whose outcome is unknown is settled first.
+An undo is a call like any other. Its key is the execution it undoes, so it is dispatched at most once. Before it
+requests its claim it marks the record of that execution, so that no call is answered any more with a result that no
+longer holds; one whose outcome is unknown is settled first.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from antiphon.keys import key_text
 from antiphon.ports import Existing, Settlement
 
 UNDO = "undo"
-"""Where the metadata of an undo say that there was nothing to undo."""
+"""In the metadata of an undo: that there was nothing to undo."""
 NOT_READABLE = "its arguments or its result cannot be read any more"
 _MAYBE = frozenset({"timeout", "retry_exhausted", "retriable_error"})
-"""How calls end that may have taken effect although their tool may be repeated."""
+"""Error codes of calls that may have had an effect although their tool may be repeated."""
 
 
 class Execution(NamedTuple):
-    """One dispatch of a write: its claim, and what it was called with."""
+    """One dispatch of a write: its claim, and its arguments."""
 
     key: str
     identity: str
     token: str
-    """Of its request for the claim: unlike the ids that a client gives, no other execution has it."""
+    """The token of its claim request: unlike the ids that a client gives, no other execution has it."""
     tool: Tool
     arguments: dict[str, Any]
     is_known: bool
-    """Whether its result is known; otherwise its record has to say what came of it."""
+    """Whether its result is known; otherwise its record has to tell the outcome."""
     call_name: str
-    """Its place in the run."""
+    """Its position in the run."""
 
 
 class Undo(NamedTuple):
@@ -60,9 +60,9 @@ class Undo(NamedTuple):
 
     tool: Tool
     result: str
-    """The parameter that takes the result of what is undone."""
+    """The parameter that takes the result of the undone call."""
     names: frozenset[str] | None
-    """The arguments it wants beside that; ``None``: all."""
+    """The arguments it takes besides that; ``None``: all."""
     plans: Plans
     run: Callable[[GuardedCall], Any]
 
@@ -73,12 +73,12 @@ class Undo(NamedTuple):
         call = new_call(self.plans.plan(self.tool).keyed(), {self.result: None if value is NOTHING else value, **given})
         key, kind = key_text(of.token)
         call.options = Options(given_key=key, keyed=kind, undoes=of)
-        call.turn = None  # nobody's turn: the model did not ask for it
+        call.turn = None  # not part of a turn: the model did not request it
         return self.run(call)
 
 
 def parameters(tool: Tool, function: Any) -> tuple[str, frozenset[str] | None]:
-    """The parameter that takes the result, and the arguments that an undo wants beside it."""
+    """The parameter that takes the result, and the arguments that an undo takes besides it."""
     found = list(inspect.signature(function).parameters.values())
     plain = [one for one in found if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
     hint = f"Write: def undo_{tool.spec.name}(result, *, {', '.join(sorted(tool.accepts or ())) or 'arguments'})."
@@ -106,7 +106,7 @@ def parameters(tool: Tool, function: Any) -> tuple[str, frozenset[str] | None]:
 
 
 def is_write(spec: ToolSpec) -> bool:
-    """Whether a tool changes something, as far as it says."""
+    """Whether a tool changes something, according to its declaration."""
     return spec.effect == "write" or (spec.effect is None and not spec.idempotent)
 
 
@@ -141,7 +141,7 @@ class Write:
         self.order = int(meta.get("settled", 0))
 
     def ended(self, call: GuardedCall) -> None:
-        """The call is over; only what this very call dispatched is undone."""
+        """The call has ended; only what this very call dispatched is undone."""
         extras, outcome = call.extras, call.outcome
         extras.write = None
         if not self.call_name and call.run is not None:
@@ -169,7 +169,7 @@ class Write:
 
 
 def _may_stand(call: GuardedCall, outcome: Outcome) -> bool:
-    """Whether a call that failed may have taken effect."""
+    """Whether a failed call may have had an effect."""
     if outcome.code == rules.UNKNOWN_CODE or call.extras.may_have_applied:
         return True
     settlement = call.settlement
@@ -181,12 +181,12 @@ def _may_stand(call: GuardedCall, outcome: Outcome) -> bool:
 
 
 def may_stand(code: str, status: str) -> bool:
-    """The same of a failure that only the log tells."""
+    """The same for a failure that is known from the log only."""
     return code in (rules.UNKNOWN_CODE, "cancelled") or status in _MAYBE
 
 
 def join(call: GuardedCall) -> Outcome | None:
-    """Remember a write of a saga; the outcome says that its saga takes none any more."""
+    """Remember a write of a saga; an outcome means that its saga takes no more writes."""
     run, tool = call.run, call.plan.tool
     assert run is not None
     if call.options.undoes is not None or not (tool.undo is not None or is_write(tool.spec)):
@@ -213,7 +213,7 @@ def join(call: GuardedCall) -> Outcome | None:
 
 
 def prepare(call: GuardedCall) -> Step:
-    """Look at the record of what is undone."""
+    """Read the record of the execution to undo."""
     of: Execution = call.options.undoes
     if call.run is not None:
         call.run.more = b',"undoes":%b,"of":%b' % (orjson.dumps(of.token), orjson.dumps(of.call_name))
@@ -234,7 +234,7 @@ def _found(call: GuardedCall, reply: Existing | None) -> Step:
         return _mark(call, record, is_current)
     if not rules.is_unknown(record) and not may_stand("", _status(record)):
         return _nothing_to_undo(call)
-    if of.is_known:  # the result was seen, although nobody could write it down
+    if of.is_known:  # the result was seen, although it could not be written
         return claim.begin_named(call)
     if of.tool.spec.reconcile is None:
         return _still_unknown(call)
@@ -264,7 +264,7 @@ def _look_again(call: GuardedCall, version: int | None) -> Step:
 
 
 def _fetch(call: GuardedCall, record: DedupeRecord, is_current: bool) -> Step:
-    """A result that came late: the record has it."""
+    """A late result: the record has it."""
     if record.payload_ref is UNSET:
         return _fetched(call, record, is_current, None)
     results = call.plan.results
@@ -296,7 +296,7 @@ def _give(call: GuardedCall, value: Any) -> None:
 
 
 def _mark(call: GuardedCall, record: DedupeRecord, is_current: bool) -> Step:
-    """From now on nobody is answered with it; then the undo goes the way of every call."""
+    """From now on no call is answered with it; then the undo takes the path of every call."""
     if rules.is_undone(record) or not is_current:  # one that others have followed cannot be marked
         return claim.begin_named(call)
     settlement = Settlement(
@@ -316,7 +316,7 @@ def _marked(call: GuardedCall, version: int | None) -> Step:
 
 
 def _said(call: GuardedCall, record: DedupeRecord, answer: Any) -> Step:
-    """What the read-back of the write says."""
+    """Act on the answer of the write's read-back."""
     if isinstance(answer, DidNotHappen):
         settlement = Settlement("cancelled", record.ttl_ms, dispatched=False)
         return Mark(record.key, record.version, settlement, lambda call, version: _nothing_to_undo(call))
@@ -324,7 +324,7 @@ def _said(call: GuardedCall, record: DedupeRecord, answer: Any) -> Step:
         return _still_unknown(call)
     _give(call, answer.value)
     settlement = Settlement("failed", call.plan.ttl_ms, error=rules.UNDONE, attempt_count=1)
-    with contextlib.suppress(Exception):  # without it, a second try asks a person
+    with contextlib.suppress(Exception):  # without it, a second attempt asks a person
         payload = codec.encode(answer.value, call.plan.tool.decode)
         kept, spilled = call.plan.results.keep(record.key, settlement, payload, False)
         settlement = settlement if spilled is not None else kept

@@ -1,4 +1,4 @@
-"""A thread for the store's share of shadow mode: nobody waits for it, so a store that hangs costs a call nothing."""
+"""A thread for the store's part of shadow mode: nobody waits for it, so a store that hangs costs a call nothing."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from antiphon._late import traceback_of
 log = logging.getLogger("antiphon.gateway")
 
 _MOST_WAITING = 1000
-"""Calls that may wait to be looked at; further ones are only called."""
+"""Calls that may wait to be shadowed; further ones are only called."""
 _IDLE_S = 5.0
 _LAST_WORDS_S = 1.0
 
 
 class Watcher:
-    """Does, in order and beside the calls, what shadow mode asks of the store; one per gateway."""
+    """Performs shadow mode's store requests in order, alongside the calls; one per gateway."""
 
     def __init__(self, breaker: StoreBreaker) -> None:
         self._breaker = breaker
         self.drive: Callable[[Any, Any], Any] = lambda call, step: None
-        """Makes the steps of a call."""
+        """Performs the steps of a call."""
         self.exchange: Callable[[], None] = lambda: None
-        """Reads and tells the states of breakers."""
+        """Exchanges the states of breakers."""
         self._pid = os.getpid()
         self._reset()
         _all.add(self)
@@ -45,24 +45,24 @@ class Watcher:
 
     @property
     def beside(self) -> bool:
-        """Whether the store's work is done on the thread; a store in this process is asked at once."""
+        """Whether the store's work is done on the thread; a store in this process is called directly."""
         return self._breaker.on
 
     @property
     def waiting(self) -> int:
-        """What is not done yet."""
+        """The number of jobs that are not done yet."""
         return self._begun - self._over
 
     def takes(self) -> bool:
-        """Whether the store can be asked at all as things stand."""
+        """Whether the store can be used at all at the moment."""
         return not self._breaker.is_open and self.waiting < _MOST_WAITING
 
     def do(self, job: Callable[[], None]) -> None:
-        """Have *job* done: on the thread, or at once."""
+        """Run *job*: on the thread, or at once."""
         if not self.beside:
             job()
             return
-        if self._pid != os.getpid():  # neither thread nor lock survive a fork
+        if self._pid != os.getpid():  # neither threads nor locks survive a fork
             self._pid = os.getpid()
             self._reset()
         self._begun += 1
@@ -87,7 +87,7 @@ class Watcher:
             self._over += 1
 
     def last_words(self) -> Iterator[float]:
-        """Pauses to make while something is left to look at, for a second at most."""
+        """Pauses to make while something is left to shadow, a second at most."""
         until = time.monotonic() + _LAST_WORDS_S
         while self.waiting and not self._breaker.is_open and time.monotonic() < until:
             yield 0.005

@@ -1,4 +1,4 @@
-"""What an exception tells about the answer that caused it: status, error code of the vendor, Retry-After."""
+"""What an exception tells about the response that caused it: status, the vendor's error code, Retry-After."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Rule(NamedTuple):
     retriable: bool
     phase: Phase
     look: Literal["", "code", "all"] = ""
-    """``code``: what lies inside names the cause, the phase stays; ``all``: the class is only a wrapper."""
+    """``code``: the exception inside names the cause, the phase stays; ``all``: the class is only a wrapper."""
 
 
-# What an exception's class, errno, SQLSTATE or JSON-RPC code means. The tables are read with this module: when the
-# first failure comes, there may be no file descriptor left to read them.
+# The meaning of an exception's class, errno, SQLSTATE or JSON-RPC code. The tables are loaded with this module: at the
+# first failure there may be no file descriptor left to read them.
 _GIVEN: Final[dict[str, Any]] = tomllib.loads((get_data("antiphon.decide", "failures.toml") or b"").decode())
 RULES: Final = {name: Rule(*fields) for name, fields in _GIVEN["rules"].items()}
 
@@ -57,14 +57,14 @@ _BODY_LIMIT = 65_536
 
 
 def attribute(thing: object, name: str) -> Any:
-    """The attribute, or ``None`` where there is none or reading it fails."""
+    """The attribute, or ``None`` if there is none or reading it fails."""
     with suppress(Exception):
         return getattr(thing, name, None)
     return None
 
 
 def status_of(exc: BaseException) -> int | None:
-    """The HTTP status, wherever the libraries keep it."""
+    """The HTTP status, wherever a library keeps it."""
     if _is_unreadable(exc) or (type(exc).__module__.startswith("aiohttp.") and _is_unreadable(exc.__cause__)):
         return None
     for name in ("status_code", "status", "http_status", "code"):
@@ -81,7 +81,7 @@ def status_of(exc: BaseException) -> int | None:
 
 
 def _is_unreadable(exc: BaseException | None) -> bool:
-    """Whether aiohttp could not read a message: the status is what a server would answer with, and nobody has."""
+    """Whether aiohttp could not parse a message: the status is what a server would respond with, and none did."""
     return any(cls.__module__ == "aiohttp.http_exceptions" for cls in type(exc).__mro__)
 
 
@@ -188,7 +188,7 @@ def header(exc: BaseException, name: str) -> str | None:
 
 
 def retry_after_ms(exc: BaseException, wall_ms: int | None) -> int | None:
-    """How long the other side asks us to wait. A date is read against its ``Date`` header, else *wall_ms*."""
+    """How long the server asks us to wait. A date is read against its ``Date`` header, or else *wall_ms*."""
     exact = _number(header(exc, "retry-after-ms"))
     if exact is not None:
         return math.ceil(exact)

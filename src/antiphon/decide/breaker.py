@@ -8,19 +8,19 @@
 |             |                               | -> OPEN, and the cool-down starts again                           |
 | FORCED_OPEN | nothing                       | reset, or the expiry the operator gave -> CLOSED                  |
 
-Both conditions look at attempts that *ended* within the last ``window_ms``, and both are only asked when an
-attempt has failed (a success never opens a breaker):
+Both conditions look at attempts that *ended* within the last ``window_ms``, and both are only evaluated when an attempt
+has failed (a success never opens a breaker):
 
 - the last ``consecutive`` votes are all failures;
 - among the last ``window_calls`` attempts there are at least ``min_calls``, and failures are ``rate`` or more.
 
-A 429 counts in the rate, neither prolongs nor ends a row of failures, fails a probe, and its Retry-After
-pauses the dependency ("throttled") without a change of state; a reset ends the pause. A cancelled attempt
-gives its permit back and does not vote. Refused calls change nothing.
+A 429 counts in the rate, neither prolongs nor ends a run of consecutive failures, fails a probe, and its Retry-After
+pauses the dependency ("throttled") without a change of state; a reset ends the pause. A cancelled attempt returns its
+permit and does not vote. Refused calls change nothing.
 
-Each period between two changes of state has its own counters, and a permit carries those of the period it
-was given in: a late result is counted in a period that is over. A probe has a lease; one
-that never reports ends with it.
+Each period between two changes of state has its own counters, and a permit carries those of the period in which it was
+issued: a late result counts in a period that has ended. A probe has a lease; one that never reports ends with its
+lease.
 
 Permits and results of a closed breaker take no lock; everything else takes one, for counters only.
 """
@@ -43,7 +43,7 @@ THROTTLED_REASON = "throttled: the dependency asked to wait"
 _EARLY_S = 0.005
 """Timers may fire a tick early: a caller that slept for the whole Retry-After is let through."""
 _HALF_OPEN_RETRY_MS = 1_000
-_new = tuple.__new__  # half the price of a named tuple's own constructor
+_new = tuple.__new__  # half the cost of a named tuple's own constructor
 
 
 class Transition(NamedTuple):
@@ -56,22 +56,22 @@ class Transition(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The breaker says no."""
+    """The breaker refuses an attempt."""
 
     state: BreakerStateName
     reason: str
     retry_after_ms: int | None
-    """When to ask again; ``None`` = not before it is reset."""
+    """When to try again; ``None`` = not before it is reset."""
     transitions: tuple[Transition, ...] = ()
 
 
 class Snapshot(NamedTuple):
-    """What is kept and shared of a breaker. Counters stay in the process."""
+    """The state of a breaker that is stored and shared. Counters stay in the process."""
 
     state: BreakerStateName
     epoch: int
     remaining_ms: int
-    """To the end of the cool-down, of a pause that was asked for, or of a forced state (there 0 = no end)."""
+    """Until the end of the cool-down, of a requested pause, or of a forced state (there 0 = no end)."""
     reason: str
 
 
@@ -80,13 +80,13 @@ Failed = tuple[float]
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """Leave for one attempt; hand it back with its result. All permits of a closed period are one object."""
+    """Permission for one attempt; return it with its result. All permits of a closed period are one object."""
 
     epoch: int
     ring: deque[float | Failed]
     """When the last attempts ended; a failed one is wrapped in a tuple."""
     fails: deque[float]
-    """When the current row of failures came in."""
+    """When the current consecutive failures came in."""
     probe: bool = False
     lease_until: float = math.inf
     transitions: tuple[Transition, ...] = ()
@@ -113,14 +113,14 @@ class Breaker:
         self._lock = threading.Lock()
         self._closed = self._period()
         self.pass_for_all: Permit | None = self._closed
-        """What every caller gets without asking; ``None`` as soon as one has to ask."""
+        """What every caller gets without asking; ``None`` as soon as callers have to ask."""
         if policy.forced_open:
             self._enter("FORCED_OPEN", CONFIGURED_REASON, math.inf)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def permit(self, now: float, lease_ms: float | None = None) -> Permit | Refusal:
-        """Leave for one attempt, or why not. *lease_ms*: how long a probe may take (default: the policy's)."""
+        """Permission for one attempt, or why not. *lease_ms*: how long a probe may take (default: the policy's)."""
         given = self.pass_for_all
         if given is not None:
             return given
@@ -140,7 +140,7 @@ class Breaker:
             return probe
 
     def peek(self, now: float) -> Refusal | None:
-        """What :meth:`permit` would refuse with, changing nothing."""
+        """The refusal that :meth:`permit` would return, changing nothing."""
         if self.pass_for_all is not None:
             return None
         with self._lock:
@@ -157,7 +157,7 @@ class Breaker:
     # -- reporting ---------------------------------------------------------------------------------------------------
 
     def success(self, permit: Permit, now: float) -> tuple[Transition, ...]:
-        """The attempt went well."""
+        """The attempt succeeded."""
         if not permit.probe:
             permit.ring.append(now)
             if permit.fails:
@@ -201,7 +201,7 @@ class Breaker:
             return moves + self._open(now, why) if why else moves
 
     def neutral(self, permit: Permit, now: float) -> tuple[Transition, ...]:
-        """The attempt was cancelled or says nothing about the dependency: the permit comes back, no vote."""
+        """The attempt was cancelled or says nothing about the dependency: return the permit without a vote."""
         if not permit.probe:
             return ()
         with self._lock:
@@ -225,7 +225,7 @@ class Breaker:
             return moves + self._enter("CLOSED", f"{RESET_REASON}: {reason}" if reason else RESET_REASON, math.inf)
 
     def export(self, now: float) -> Snapshot:
-        """What to keep and to share."""
+        """What to store and to share."""
         with self._lock:
             state, until = self._projected(now)
             if state == "CLOSED" and self._throttled > now:
@@ -236,7 +236,7 @@ class Breaker:
     def adopt(
         self, state: BreakerStateName, epoch: int, remaining_ms: float, reason: str, now: float
     ) -> tuple[Transition, ...]:
-        """Take over what was kept, or what another process wrote, if it is newer than what we know.
+        """Adopt what was stored, or what another process wrote, if it is newer than what we know.
 
         A forced state wins over others of its epoch and is left only by a reset; if a process that had not
         heard of it overwrote it, we answer with a still newer epoch, to be published again. Somebody else's
@@ -268,7 +268,7 @@ class Breaker:
     # -- the machine (under the lock) --------------------------------------------------------------------------------
 
     def _projected(self, now: float) -> tuple[BreakerStateName, float]:
-        """State and its end as time alone has made them."""
+        """The state and its end as time alone has changed them."""
         if self.state == "HALF_OPEN":
             lost = min((probe.lease_until for probe in self._probes), default=math.inf)
             if lost <= now:

@@ -14,17 +14,17 @@
 | cancelled after dispatch            | as outcome unknown;        | as outcome unknown;                            |
 |                                     | repeat-safe: run           | repeat-safe: run                               |
 
-A call identity with an earlier execution of its own, followed by others, is answered from that one. If it never
-had an outcome (taken over, or cancelled), what followed decides: a repeat-safe takeover that is done answers.
-An execution that was undone answers nobody: its own identity (or key) is refused, unless the tool says
-``after_undo="run"``; new identities run.
+A call identity with an earlier execution of its own, followed by others, is answered from that one. If it never had an
+outcome (taken over, or cancelled), what followed decides: a repeat-safe takeover that is done answers. An execution
+that was undone answers no call: its own identity (or key) is refused, unless the tool says ``after_undo="run"``; new
+identities run.
 
-Where a person must approve the call, nothing runs by this table alone. What would run asks, or spends the approval:
+If a person must approve the call, nothing runs by this table alone. What would run asks, or spends the approval:
 
 | the approval of this call            | then                                              |
 |--------------------------------------|---------------------------------------------------|
 | none; another call's                 | ask                                               |
-| over; other arguments, other policy  | ask anew                                          |
+| over; other arguments, other policy  | ask again                                         |
 | waiting                              | pending                                           |
 | approved                             | spend: replaced by version, as it goes in flight  |
 | denied, withdrawn                    | that is the answer                                |
@@ -50,20 +50,20 @@ ReuseRule = Literal["turn", "session", "never"] | float
 
 
 class Need(NamedTuple):
-    """That a person must approve the call, and what an approval must say to be good for it."""
+    """That a person must approve the call, and what makes an approval valid for it."""
 
     policy: str
     version: str
     digests: tuple[str, ...]
-    """Of the exact arguments, under the present key of the store and older ones."""
+    """Of the exact arguments, under the current key of the store and older ones."""
     any_identity: bool = False
-    """Whether the approval of another equal call of the session is good, too."""
+    """Whether the approval of another equal call of the session is valid, too."""
     anonymous: bool = False
-    """The call has no id and no place in a run: an equal call that has none either is a delivery of it."""
+    """The call has no id and no position in a run: an equal call without either is a delivery of it."""
 
 
 class Claimant(NamedTuple):
-    """What the rules need to know of the call that asks."""
+    """What the rules need to know about the requesting call."""
 
     identity: str
     params_digest: str
@@ -74,13 +74,13 @@ class Claimant(NamedTuple):
     waited_for: int = 0
     """Version of the in-flight record this call has been waiting for, if any."""
     owner_gone: bool = False
-    """The process that holds the claim is certainly dead: its lease counts as over."""
+    """The process that holds the claim is certainly dead: its lease counts as expired."""
     gate_ms: int = 0
     """How long an unknown outcome keeps new identities with equal arguments from running (0: as long as it is kept)."""
     need: Need | None = None
-    """A person must approve it."""
+    """Set if a person must approve the call."""
     runs_after_undo: bool = False
-    """Whether the call runs anew where its earlier execution was undone."""
+    """Whether the call runs again if its earlier execution was undone."""
 
 
 class Run(NamedTuple):
@@ -119,7 +119,7 @@ class Conflict(NamedTuple):
 
 
 class Unknown(NamedTuple):
-    """An earlier dispatch may have happened; only reconcile or an operator can settle it."""
+    """An earlier dispatch may have had an effect; only reconcile or an operator can settle it."""
 
     record: DedupeRecord
     mark: bool
@@ -158,16 +158,16 @@ Decision = Run | Reuse | Wait | Busy | Conflict | Unknown | Undone | Ask | Pendi
 
 RESOLVED = ("resolved", "An operator settled this claim.", True, False)
 SERVED = ("resolved_and_served", "An operator settled this claim, and a call was answered with it.", True, False)
-"""What the error of a record says whose outcome an operator named."""
+"""The error in a record whose outcome was set by an operator."""
 
 
 def is_resolution(record: DedupeRecord) -> bool:
-    """Whether an operator settled this record, and may still correct that: nobody was answered with it."""
+    """Whether an operator settled this record, and may still correct that: no call was answered with it."""
     return record.error is not UNSET and record.error.code == RESOLVED[0]
 
 
 UNDONE = ("undone", "The effect of this call was undone, or is being undone.", True, False)
-"""What the error of a record says whose effect an undo takes back; to earlier releases it is a failure."""
+"""The error in a record whose effect an undo takes back; to earlier releases it is a failure."""
 
 
 def is_undone(record: DedupeRecord) -> bool:
@@ -182,13 +182,13 @@ def decide(existing: Existing, asks: Claimant) -> Decision:
 
 
 def may_spend(approval: Approval, need: Need, now: int) -> bool:
-    """Whether an approval is good for a call with this need, at the store's time *now*."""
+    """Whether an approval is valid for a call with this need, at the store's time *now*."""
     same = approval.policy == need.policy and approval.policy_version == need.version
     return same and approval.digest in need.digests and now < approval.expires_at_ms
 
 
 def _by_approval(existing: Existing, asks: Claimant, run: Run) -> Decision:
-    """What becomes of a call that would run and needs a person."""
+    """The decision for a call that would run and needs a person."""
     current, _, now = existing
     need, kept = asks.need, approval_of(current)
     assert need is not None
@@ -272,7 +272,7 @@ def _own_settled(own: DedupeRecord, asks: Claimant) -> Decision:
 
 
 def _is_open(own: DedupeRecord, asks: Claimant) -> bool:
-    """Whether a person was asked about this call and has not refused it, or has refused what it was then."""
+    """Whether a person was asked about this call and has not refused it, or has refused an earlier form of it."""
     kept = approval_of(own)
     if kept is None or asks.need is None:
         return kept is not None and kept.code in (REQUIRED, GRANTED)
@@ -299,4 +299,4 @@ def _may_reuse(current: DedupeRecord, now: int, rule: ReuseRule) -> bool:
         return True
     if isinstance(rule, (int, float)):
         return now - current.updated_at_ms < rule * 1000
-    return False  # "turn" is turn control's business, "never" means never
+    return False  # "turn" is up to turn control, "never" means never

@@ -1,9 +1,9 @@
-"""From an exception to a :class:`Failure`, for the libraries people use and without importing them (R7, D22, D23).
+"""From an exception to a :class:`Failure`, for popular libraries and without importing them (R7, D22, D23).
 
-Order: what a class of exceptions says by itself (a refusal, a spent quota), the HTTP status together with the
+Order: what a class of exceptions says by itself (a refusal, an exhausted quota), the HTTP status together with the
 vendor's error code, then SQLSTATE, JSON-RPC or gRPC code, class and errno. Wrappers such as
-``openai.APIConnectionError`` are opened. What is on no list is terminal and marked ``unclassified``. The
-tool's own lists have the last word; they may name a code, a status or a class.
+``openai.APIConnectionError`` are unwrapped. What is on no list is terminal and marked ``unclassified``. The tool's own
+lists have the last word; they may name a code, a status or a class.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _recognise(exc: BaseException, wall_ms: int | None, depth: int) -> Failure |
     if isinstance(exc, AntiphonError):
         return _own(exc)
     rule = _class_rule(exc)
-    if rule is not None and rule.kind in ("refusal", "quota"):  # it beats the status the same exception carries
+    if rule is not None and rule.kind in ("refusal", "quota"):  # takes precedence over the exception's status
         return _failure(exc, rule, _answers.status_of(exc), wall_ms)
     answered = _answered(exc, wall_ms)
     if answered is not None:
@@ -94,7 +94,7 @@ def _answered(exc: BaseException, wall_ms: int | None) -> Failure | None:
     if codes & CODES["overload"]:
         return _server_says(exc, _failure(exc, "overloaded", status, wall_ms))
     if status is None or status < 400:
-        # A stream that breaks off with an error event still carries the status it began with.
+        # A stream that ends with an error event still carries the status that it began with.
         broken_stream = codes & CODES["server"] and _package(type(exc)) in ("openai", "anthropic")
         return _failure(exc, "server_error") if broken_stream else None
     listed = status in RETRIABLE_STATUSES or status in TERMINAL_STATUSES
@@ -105,13 +105,13 @@ def _answered(exc: BaseException, wall_ms: int | None) -> Failure | None:
 
 
 def _server_says(exc: BaseException, failure: Failure) -> Failure:
-    """Some servers say outright whether a repetition makes sense."""
+    """Some servers say explicitly whether a retry makes sense."""
     said = (_answers.header(exc, "x-should-retry") or "").lower()
     return failure._replace(retriable=said == "true") if said in ("true", "false") else failure
 
 
 def _own(exc: AntiphonError) -> Failure:
-    """An error of a guarded call made inside the tool: it has been retried there, if it could be."""
+    """An error of a guarded call made inside the tool: it has been retried there, if possible."""
     if isinstance(exc, InvalidInput):
         return _failure(exc, "invalid")
     if isinstance(exc, Refused):
@@ -131,7 +131,7 @@ def _class_rule(exc: BaseException) -> Rule | None:
 
 
 def _state_rule(exc: BaseException) -> Rule | None:
-    """By the code that a database, an MCP server or a gRPC service gave."""
+    """By the code of a database, an MCP server or a gRPC service."""
     state = attribute(exc, "sqlstate") or attribute(exc, "pgcode")
     if isinstance(state, str) and len(state) == 5:
         return _answers.BY_SQLSTATE.get(state) or _answers.BY_SQLSTATE.get(state[:2])
@@ -181,7 +181,7 @@ def _inside(exc: BaseException) -> Iterator[BaseException]:
 
 
 def _from_cause(exc: BaseException, wall_ms: int | None) -> Failure | None:
-    """An unknown exception raised ``from`` a listed one. What else the tool did is unknown: no certainty left.
+    """An unknown exception raised ``from`` a listed one. What else the tool did is unknown, so nothing is certain.
 
     Only ``raise ... from`` counts: an implicit context may be some earlier, handled problem.
     """
@@ -198,7 +198,7 @@ def _from_cause(exc: BaseException, wall_ms: int | None) -> Failure | None:
 
 
 def _worst(group: BaseExceptionGroup[BaseException], wall_ms: int | None, depth: int) -> Failure | None:
-    """Several failures at once are as bad as the one that leaves most open."""
+    """Several failures at once are as bad as the one that leaves the most open."""
     if depth >= _DEPTH:
         return None
     found = [_recognise(leaf, wall_ms, depth + 1) or _failure(leaf, "unknown") for leaf in group.exceptions]
@@ -206,7 +206,7 @@ def _worst(group: BaseExceptionGroup[BaseException], wall_ms: int | None, depth:
 
 
 def _tool_lists(failure: Failure, exc: BaseException, retriable: tuple[str, ...], terminal: tuple[str, ...]) -> Failure:
-    """The tool's lists win over ours; terminal wins over retriable."""
+    """The tool's lists take precedence over ours, terminal over retriable."""
     if not retriable and not terminal:
         return failure
     names = _tokens(failure, exc)
@@ -218,7 +218,7 @@ def _tool_lists(failure: Failure, exc: BaseException, retriable: tuple[str, ...]
 
 
 def _named(failure: Failure, exc: BaseException) -> Failure:
-    """A failure that the tool knows is classified; an unknown exception then goes by its class name."""
+    """A failure that the tool lists is classified; an unknown exception then gets its class name as code."""
     code = type(exc).__name__ if failure.code == "unclassified" else failure.code
     return failure._replace(code=code, unclassified=False)
 

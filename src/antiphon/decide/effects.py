@@ -1,4 +1,4 @@
-"""May this tool run live in an exploring replay? What its words suggest, and what decides (K4, K6, D12, D20, L6).
+"""May this tool run live in an exploring replay? What its wording suggests, and what decides (K4, K6, D12, D20, L6).
 
 A suggestion is made for a person to review. What decides is, in this order:
 
@@ -62,7 +62,7 @@ class Suggestion(NamedTuple):
     safe: bool
     reason: str
     words: tuple[str, ...] = ()
-    """The words that decided, as found."""
+    """The words that decided, as found in the text."""
 
 
 class Verdict(NamedTuple):
@@ -82,7 +82,7 @@ def words_of(text: str) -> list[str]:
 
 
 def suggest(name: str, description: str = "", docstring: str = "", spec: ToolSpec | None = None) -> Suggestion:
-    """Whether the tool looks safe to run in a replay: declared first, then by its words (K6, D12)."""
+    """Whether the tool looks safe to run in a replay: its declaration first, then its wording (K6, D12)."""
     if spec is not None:
         if spec.effect is not None:
             return Suggestion(spec.effect == "read", f'The tool declares effect="{spec.effect}"')
@@ -98,7 +98,7 @@ def suggest(name: str, description: str = "", docstring: str = "", spec: ToolSpe
 
 
 def reviewed_as(name: str, reviewed: Mapping[str, bool]) -> bool | None:
-    """What ``side_effects.yaml`` says of a tool, by its name with or without the namespace; ``None``: nothing."""
+    """The entry of ``side_effects.yaml`` for a tool, by its name with or without the namespace; ``None``: none."""
     return reviewed.get(name.partition("/")[2], reviewed.get(name))
 
 
@@ -118,7 +118,7 @@ class BoundaryRule(Value, frozen=True):
     """The fault, for ``fault``."""
 
     def fits(self, kind: str, name: str) -> bool:
-        """Whether it speaks of a call of *kind* to *name*; a namespace before the name may be left out."""
+        """Whether the rule covers a call of *kind* to *name*; a namespace before the name may be omitted."""
         if self.match == kind or fnmatchcase(f"{kind}:{name}", self.match):
             return True
         short = name.partition("/")[2]
@@ -126,7 +126,7 @@ class BoundaryRule(Value, frozen=True):
 
 
 class BoundaryTable(Value, frozen=True):
-    """Per boundary, what is frozen (D20). The first rule that fits wins; what no rule names is frozen."""
+    """What is frozen, per boundary (D20). The first matching rule wins; what no rule names is frozen."""
 
     rules: tuple[BoundaryRule, ...] = ()
 

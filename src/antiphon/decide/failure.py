@@ -1,4 +1,4 @@
-"""A classified failure: what went wrong in one attempt, and what may be concluded from it (R7, D5, D8).
+"""A classified failure: what went wrong in one attempt, and what follows from it (R7, D5, D8).
 
 | question                      | answered by             | rule                                                       |
 |-------------------------------|-------------------------|------------------------------------------------------------|
@@ -29,7 +29,7 @@ _DEFINITE = frozenset(("answer", "validation", "refusal", "quota"))
 
 
 class Failure(NamedTuple):
-    """One attempt that did not succeed. ``message`` is as raised: redact it before it is kept."""
+    """One attempt that did not succeed. ``message`` is as raised: redact it before storing it."""
 
     code: str
     message: str
@@ -45,11 +45,11 @@ class Failure(NamedTuple):
     still_running: bool = False
     """The attempt timed out but its thread could not be stopped (R8)."""
     before_effect: bool = False
-    """The tool had not come to its point of no return, and never will (D40)."""
+    """The tool had not reached its point of no return, and never will (D40)."""
 
     @property
     def certainly_no_effect(self) -> bool:
-        """Whether even a tool that is not idempotent may be tried again (D5)."""
+        """Whether even a tool that is not idempotent may be retried (D5)."""
         if self.before_effect:
             return True
         if self.phase == "sent":
@@ -67,12 +67,12 @@ class Failure(NamedTuple):
 
     @property
     def may_have_applied(self) -> bool:
-        """Whether the effect of this attempt is open (D3)."""
+        """Whether this attempt may have had an effect (D3)."""
         return not (self.certainly_no_effect or self.definite)
 
     @property
     def breaker_vote(self) -> Vote:
-        """What this attempt tells about the dependency (D8).
+        """What this attempt says about the dependency (D8).
 
         A completed round trip with a definite answer (404, 422, a spent quota) is a sign of health, hence
         ``success``; what never reached the dependency or cannot be read is no vote at all.
@@ -91,7 +91,7 @@ class Failure(NamedTuple):
 
 
 def timed_out(seconds: float, *, still_running: bool = False) -> Failure:
-    """The failure of an attempt that we cut off ourselves after *seconds*."""
+    """The failure of an attempt that exceeded our own time limit of *seconds*."""
     return Failure(
         "ETIMEDOUT",
         f"The attempt did not finish within {seconds:g} s.",

@@ -1,4 +1,4 @@
-"""The loop guard of one run: repeated calls that bring nothing new, and hard caps (D25).
+"""The loop guard of one run: repeated calls that yield nothing new, and hard caps (D25).
 
 | what is counted (defaults)                      | note, the call runs | block        | forgotten at           |
 |-------------------------------------------------|---------------------|--------------|------------------------|
@@ -7,10 +7,9 @@
 | same tool and arguments, whatever comes back    | 100 calls           | 200 calls    | progress               |
 | calls, seconds and cost of the run              |                     | ends the run | never                  |
 
-The third blocked call without progress in between ends the run: everything after it is refused. *Progress* is
-a successful call that this run had not made before. Tools that declare ``poll`` are never blocked; they are
-told how long to wait, and a poll also excuses the calls around it (a ``sleep`` between two polls), for which
-only the ceiling holds.
+The third blocked call without progress in between ends the run: every later call is refused. *Progress* is a successful
+call that this run had not made before. Tools that declare ``poll`` are never blocked; they are told how long to wait,
+and a poll also excuses the calls around it (a ``sleep`` between two polls), to which only the ceiling applies.
 
 Outcomes are compared after times, durations and generated ids have been taken out, and only when a call
 repeats: a call that is new costs two look-ups.
@@ -64,10 +63,10 @@ _NOISE = (
 
 
 class LoopPolicy(Value, frozen=True):
-    """When a run counts as going round in circles."""
+    """When a run counts as stuck in a loop."""
 
     enabled: bool = True
-    """Off: nothing is called a loop; caps that were set still hold."""
+    """Off: nothing is treated as a loop; caps that were set still apply."""
     note_after: Count = 10
     block_after: Count = 20
     note_rounds: Count = 6
@@ -77,7 +76,7 @@ class LoopPolicy(Value, frozen=True):
     poll_base_ms: Millis = 1_000
     poll_max_ms: Millis = 60_000
     remember: Count = 512
-    """Different calls a run keeps in mind: at least the latest ones, at most twice as many."""
+    """How many different calls a run remembers: at least the latest ones, at most twice as many."""
     max_calls: Count | None = None
     max_seconds: Annotated[float, Meta(gt=0)] | None = None
     max_cost: Annotated[float, Meta(gt=0)] | None = None
@@ -89,7 +88,7 @@ class LoopPolicy(Value, frozen=True):
 
 
 class LoopVerdict(NamedTuple):
-    """What the guard says to a call, in words the model can act on."""
+    """What the guard tells a call, in words that the model can act on."""
 
     action: Action
     reason: LoopReason = ""
@@ -111,13 +110,13 @@ _Once = tuple[int, int, bytes | str]
 
 
 class _Seen:
-    """What is known of one call (tool and arguments)."""
+    """What is known about one call (tool and arguments)."""
 
     __slots__ = ("asked", "digest", "equal", "moment", "outcome", "times", "token")
 
     def __init__(self, token: int, moment: int, outcome: bytes | str) -> None:
         self.token = token
-        """Number of its present result, unique in the run: equal numbers are the same call with the same result."""
+        """Number of its current result, unique in the run: equal numbers are the same call with the same result."""
         self.moment = moment
         """The guard's moment when it was last recorded: what it counted before the last progress is void."""
         self.times = 1
@@ -166,12 +165,12 @@ class LoopGuard:
         self._lock = threading.Lock()
         self._recent: dict[tuple[str, str], _Seen | _Once] = {}
         self._older: dict[tuple[str, str], _Seen | _Once] = {}
-        """What was recent before; forgotten when the recent ones are too many."""
+        """What was recent before; dropped when there are too many recent ones."""
         self._last: deque[int] = deque(maxlen=LONGEST_CYCLE)
         self._matches = _NO_CYCLE
-        """For cycles of 2, 3 and 4: how many calls in a row equalled the one so many before."""
+        """For cycles of 2, 3 and 4: how many calls in a row equalled the one that many calls before."""
         self._moment = 0
-        """Moves on with each sign of progress and each poll."""
+        """Advances with each sign of progress and each poll."""
         self._progress = 0
         """The moment of the last progress."""
         self._blocks = 0
@@ -205,15 +204,15 @@ class LoopGuard:
         verdict = ALLOW if seen is None else self._judge(tool, seen, now, poll)
         if verdict.action == "block":
             return self._blocked(verdict)
-        if cost and not self._afford(cost):  # other threads have spent what was left
+        if cost and not self._afford(cost):  # other threads have spent the rest
             self._ended = self._no_money()
             return self._ended
         return verdict
 
     def is_new(self, call: tuple[str, str]) -> bool:
-        """:meth:`check` at its cheapest, for a call that neither polls nor costs: yes, it may run and counts.
+        """The cheapest :meth:`check`, for calls that neither poll nor cost; ``True``: the call may run and counts.
 
-        ``False`` says nothing, and nothing was counted: ask :meth:`check`.
+        ``False`` says nothing, and nothing was counted: call :meth:`check`.
         """
         if call in self._recent or call in self._older or self._ended is not None or not self._simple:
             return False
@@ -221,7 +220,7 @@ class LoopGuard:
         return True
 
     def record(self, tool: str, digest: str, outcome: bytes | str, *, ok: bool = True, poll: bool = False) -> None:
-        """After a call that ran or was answered: what came of it (of a failure: its code and message)."""
+        """After a call that ran or was answered: record its outcome (of a failure: its code and message)."""
         key = (tool, digest)
         if not poll or (key not in self._recent and key not in self._older):
             self.note(key, outcome, ok)
@@ -256,7 +255,7 @@ class LoopGuard:
     def _note_again(self, key: tuple[str, str], outcome: bytes | str, poll: bool) -> None:
         with self._lock:
             seen = self._recent.get(key) or self._older.get(key)
-            if seen is None:  # forgotten meanwhile
+            if seen is None:  # dropped in the meantime
                 return
             known = self._known(key, seen)
             self._again(known, outcome, poll)
@@ -303,7 +302,7 @@ class LoopGuard:
         return ALLOW
 
     def _cycle(self, token: int) -> tuple[int, int] | None:
-        """Length and complete rounds of the cycle that a call with this result would carry on."""
+        """Length and complete rounds of the cycle that a call with this result would continue."""
         for length, matches in enumerate(self._matches, 2):
             if matches >= length and len(self._last) >= length and self._last[-length] == token:
                 return length, matches // length + 1
@@ -412,5 +411,5 @@ def normalise(outcome: bytes | str) -> bytes:
 
 
 def outcome_digest(outcome: bytes | str) -> bytes:
-    """Equal for outcomes that say the same."""
+    """A digest that is equal for outcomes that say the same."""
     return blake2b(normalise(outcome), digest_size=16).digest()

@@ -1,7 +1,8 @@
-"""Which answers of calls without identity were lost, and which new call is taken for the same one sent again.
+"""Which answers of calls without identity were lost, and which new call counts as a redelivery of such a call.
 
-A client that names its calls needs none of this. One that does not can only be guessed at: a call that is equal to one
-whose answer was lost is taken for the same call, once. This is what an answer is, and what the next equal call does:
+A client that gives its calls ids needs none of this. For one that does not, Antiphon can only guess: a call that equals
+one whose answer was lost counts as the same call, once. The table shows the states of an answer, and what the next
+equal call does:
 
 | the answer of a call                          | leaves a credit | the next equal call in the window     |
 |-----------------------------------------------|-----------------|---------------------------------------|
@@ -14,7 +15,7 @@ whose answer was lost is taken for the same call, once. This is what an answer i
 | was *confirmed*: a later request came over    | no              | runs                                  |
 | the same connection                           |                 |                                       |
 
-The window begins with the later of loss and settlement. A credit is good for one call: the one after that runs. If the
+The window begins with the later of loss and settlement. A credit is valid for one call: the one after that runs. If the
 answer to that one is lost, too, that leaves a credit again.
 """
 
@@ -27,17 +28,17 @@ State = Literal["waiting", "lost", "handed_over", "confirmed"]
 
 
 class _Credit(NamedTuple):
-    """An answer that nobody may have got."""
+    """An answer that may not have arrived."""
 
     key: str
     since: float | None
     """The later of loss and settlement; ``None`` while the call runs."""
     connection: object
-    """Where it was handed over; ``None`` for one that was lost."""
+    """The connection over which it was handed over; ``None`` for one that was lost."""
 
 
 class LostAnswers:
-    """The credits of calls without identity; *place* is all that makes two calls equal, arguments included."""
+    """The credits of calls without identity; *place* is everything that makes two calls equal, arguments included."""
 
     __slots__ = ("_credits", "_handed_over", "_most", "_running", "_window")
 
@@ -62,14 +63,14 @@ class LostAnswers:
         return spent.key
 
     def settled(self, place: str, key: str, now: float) -> None:
-        """The call has an outcome, whether or not somebody waits for it."""
+        """The call has an outcome, whether or not anybody waits for it."""
         self._running.discard(key)
         known = self._credits.get(place)
         if known:
             self._credits[place] = [c._replace(since=now) if c.key == key and c.since is None else c for c in known]
 
     def failed(self, place: str, key: str) -> None:
-        """The call certainly took no effect: there is no answer to give again."""
+        """The call certainly had no effect: there is no answer to return again."""
         self._running.discard(key)
         kept = [credit for credit in self._credits.pop(place, ()) if credit.key != key]
         if kept:
@@ -85,7 +86,7 @@ class LostAnswers:
             self._add(place, _Credit(key, now, connection))
 
     def confirmed(self, connection: object) -> None:
-        """A later request came over *connection*: its client got what was handed over before."""
+        """A later request came over *connection*: its client received what was handed over before."""
         if not self._handed_over or connection is None:
             return
         for place, known in tuple(self._credits.items()):

@@ -1,6 +1,6 @@
-"""After a failed attempt: try again, or stop with which status? (R1, R8, D3, D5, D22)
+"""After a failed attempt: retry, or stop with which status? (R1, R8, D3, D5, D22)
 
-The rows are read from the top; the first that fits decides.
+The rows are checked from the top; the first match decides.
 
 | # | situation                                                        | decision                                    |
 |---|------------------------------------------------------------------|---------------------------------------------|
@@ -15,8 +15,8 @@ The rows are read from the top; the first that fits decides.
 | 9 | the dependency's budget is empty                                 | retry_exhausted (budget)                    |
 |10 | otherwise                                                        | retry                                       |
 
-Whenever rows 2 to 9 stop a call that is not idempotent, and the effect of an attempt is open (this one, or an
-earlier one: ``may_have_applied``), the call ends as ``outcome_unknown`` instead (D3).
+Whenever rows 2 to 9 stop a call that is not idempotent, and an attempt (this one, or an earlier one) may have had an
+effect (``may_have_applied``), the call ends as ``outcome_unknown`` instead (D3).
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ StopReason = Literal[
 
 
 class Retry(NamedTuple):
-    """Wait *delay_ms*, then try again. The budget has been charged."""
+    """Wait *delay_ms*, then retry. The budget has been charged."""
 
     delay_ms: float
 
 
 class Stop(NamedTuple):
-    """The call is over. ``outcome_unknown`` is shown as status ``error`` with that code."""
+    """The call ends here. ``outcome_unknown`` is shown as status ``error`` with that code."""
 
     status: StopStatus
     reason: StopReason
@@ -51,8 +51,8 @@ class Stop(NamedTuple):
 def delay_ms(retry: int, policy: RetryPolicy, chance: float, retry_after_ms: int | None = None) -> float:
     """Full jitter, ``chance · min(max_delay, base · 2^retry)``; the first *retry* is 0 (R8).
 
-    A Retry-After is a floor, and the jitter comes on top of it: callers told to wait equally long must
-    not come back in step.
+    A Retry-After is a minimum, and the jitter is added to it: callers told to wait equally long must not come back at
+    the same moment.
     """
     ceiling = min(policy.max_delay_ms, policy.base_ms << min(retry, 62))
     return chance * ceiling + (retry_after_ms or 0)
@@ -98,7 +98,7 @@ def after_failure(
 
 
 def pause_ms(failure: Failure, policy: RetryPolicy) -> int | None:
-    """How long the dependency is left alone: as long as it asked for, up to the cap of the policy."""
+    """How long to leave the dependency alone: as long as it asked for, up to the cap of the policy."""
     asked = failure.retry_after_ms
     return None if asked is None else min(asked, policy.retry_after_cap_ms)
 
@@ -137,9 +137,9 @@ def _paused(
 class TokenBucket:
     """The retry budget of one dependency in one process: a token bucket that never blocks (D22, R8).
 
-    It starts at 10. A success puts in 0.1 (up to 100), a retry takes 1, at the decision and before its pause.
-    Time puts in 1 per second, but only up to the starting level: after an outage retries come back without a
-    success, yet idle hours save up no burst.
+    It starts at 10. A success adds 0.1 (up to 100), a retry takes 1, when it is decided and before its pause. Time adds
+    1 per second, but only up to the starting level: after an outage retries resume without a success, yet idle hours
+    accumulate no burst.
 
     So an outage of *T* seconds in which *N* calls are made costs at most ``10 + T`` retries (after a long
     healthy time ``100 + T``), whatever the number of attempts a call would be allowed: attempts per call are at
@@ -147,7 +147,7 @@ class TokenBucket:
     that the bucket still adds no more than one request per second, and the breaker, which opens after five
     failures in a row, keeps the attempts per call under 1.1 at every rate.
 
-    Thread-safe. A success is only counted, which takes no lock; it is put in when somebody wants a token.
+    Thread-safe. A success is only counted, which takes no lock; it is added when somebody wants a token.
     """
 
     __slots__ = ("_cap", "_counted", "_floor", "_lock", "_per_success", "_stamp", "_start", "_tokens", "success")
@@ -164,10 +164,10 @@ class TokenBucket:
         self._lock = threading.Lock()
         self._counted = 0
         self.success: Callable[[], int] = count().__next__
-        """A call went well."""
+        """A call succeeded."""
 
     def withdraw(self, now: float) -> bool:
-        """Take the price of one retry, or refuse; never waits."""
+        """Take the cost of one retry, or refuse; never waits."""
         with self._lock:
             self._refill(now)
             if self._tokens < 1.0 - 1e-9:
@@ -176,13 +176,13 @@ class TokenBucket:
             return True
 
     def tokens(self, now: float) -> float:
-        """What is in it."""
+        """The number of tokens."""
         with self._lock:
             self._refill(now)
             return self._tokens
 
     def _refill(self, now: float) -> None:
-        counted = self.success()  # to read it is to count one more
+        counted = self.success()  # reading the counter increments it
         self._tokens = min(self._cap, self._tokens + (counted - self._counted) * self._per_success)
         self._counted = counted + 1
         since, self._stamp = self._stamp, now

@@ -12,7 +12,7 @@ Past = Literal["success", "failure", "timeout", "denied"]
 
 
 class TurnSpec(Protocol):
-    """All that turn control asks of a tool's spec."""
+    """All that turn control needs of a tool's spec."""
 
     @property
     def idempotent(self) -> bool:
@@ -20,7 +20,7 @@ class TurnSpec(Protocol):
 
 
 class ReplayControl:
-    """Remembers the calls of one turn and says which of them would be a wasteful repeat.
+    """Remembers the calls of one turn and says which of them would be a wasteful repetition.
 
     | the tool is                       | decision            |
     |-----------------------------------|---------------------|

@@ -24,7 +24,7 @@ __all__ = ["ComposedStore", "MemoryStore", "PostgresStore", "RedisStore", "SQLit
 
 
 def __getattr__(name: str) -> Any:
-    """Import a back-end when it is first named: nobody pays for a store he does not use."""
+    """Import a back-end on first use, so that unused stores cost nothing."""
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""One variant of a journal behind the other: a store whose steps are written once serves threads and loops."""
+"""Adapts one variant of a journal to the other: a store whose steps are written once serves threads and loops."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _driven(step: Step[P, T]) -> Callable[Concatenate[SyncFromAsync, P], T]:
 
 
 def _at_once(step: Step[P, T]) -> Step[P, T]:
-    """The step of the inner journal, made at once."""
+    """The step of the inner journal, run immediately."""
     name = step.__name__
 
     @wraps(step)
@@ -38,7 +38,7 @@ def _at_once(step: Step[P, T]) -> Step[P, T]:
 
 
 def passed_to(part: str, step: Step[P, T]) -> Step[P, T]:
-    """The same step of the journal that is kept in the attribute *part*."""
+    """The same step of the journal in the attribute *part*."""
     name = step.__name__
 
     @wraps(step)

@@ -1,4 +1,4 @@
-"""What the stores share: record shapes, version numbers, SQL kept in files, and outcomes that take two writes."""
+"""What the stores share: record shapes, version numbers, SQL from files, and outcomes that take two writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from antiphon.ports import Attempt, ClaimRequest, Row, Settlement
 
 _log = logging.getLogger("antiphon.stores")
 _told: deque[bytes] = deque(maxlen=64)
-"""Manifests that could not be read and have been told."""
+"""Manifests that could not be read and have been reported."""
 
 Records = list[DedupeRecord]
 """``list`` is a method of every journal, so its classes cannot say ``list[...]``."""
@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     output_redacted: bool | UnsetType = UNSET
     error: RecordedError | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
-    """What a claim in flight says of its call; the settlement takes its place."""
+    """What a claim in flight says about its call; the settlement takes its place."""
 
 
 class _StoredBody(msgspec.Struct, frozen=True, rename="camel"):
@@ -74,12 +74,12 @@ _version_decoder = msgspec.json.Decoder(_Versioned)
 
 
 def next_version(previous: int, now_ms: int) -> int:
-    """A version greater than *previous*, and than any given in an earlier microsecond."""
+    """A version greater than *previous*, and than any issued in an earlier microsecond."""
     return max(previous + 1, now_ms * 1000)
 
 
 def digests_of(params: bytes | tuple[str, str]) -> tuple[str, str]:
-    """The digests of the parameters: normalised, and as they were given."""
+    """The digests of the parameters: normalised, and as given."""
     if isinstance(params, bytes):
         digest = sha256(params).hexdigest()
         return digest, digest
@@ -87,7 +87,7 @@ def digests_of(params: bytes | tuple[str, str]) -> tuple[str, str]:
 
 
 def recorded_request(request: ClaimRequest) -> RecordedRequest:
-    """The request as its record keeps it."""
+    """The request in the form of its record."""
     template, call_id = request.template, request.call_id
     digest, exact = digests_of(request.params)
     called = UNSET if call_id is None else call_id
@@ -102,7 +102,7 @@ def owner_of(request: ClaimRequest) -> str:
 
 
 def recorded_attempt(attempt: Attempt) -> RecordedAttempt:
-    """An attempt as the record keeps it."""
+    """An attempt in the form of the record."""
     started, finished, error_code, retriable = attempt
     return RecordedAttempt(started, finished, "error" if error_code else "success", retriable, error_code or UNSET)
 
@@ -126,9 +126,9 @@ def outcome_of(settlement: Settlement) -> Outcome:
 def record_of(
     known: tuple[Any, ...], outcome: Outcome, payload: bytes | None, lock_until_ms: int | UnsetType, v: int
 ) -> DedupeRecord:
-    """A record of what is *known* of it (its first fields, up to ``dispatched``), its outcome and its result.
+    """A record from its *known* values (its first fields, up to ``dispatched``), its outcome and its result.
 
-    By place: by name, so many fields cost five times as much.
+    The fields are passed by position: so many keywords would cost five times as much.
     """
     return DedupeRecord(  # type: ignore[call-arg]
         *known,
@@ -145,7 +145,7 @@ def record_of(
 
 
 def settled_anew(record: DedupeRecord, settlement: Settlement, version: int, now_ms: int) -> DedupeRecord:
-    """A record that is kept with another outcome, for as long as before."""
+    """A record with a different outcome, kept for as long as before."""
     outcome = outcome_of(settlement)
     return replace(
         record,
@@ -203,7 +203,7 @@ def manifest_of(document: bytes) -> RunManifest:
 
 
 def manifests_of(documents: Iterable[bytes]) -> list[RunManifest]:
-    """Stored manifests, for a list: one that cannot be read is left out and told, and does not cost the others."""
+    """Stored manifests, for a list: an unreadable one is left out and reported, and does not affect the others."""
     found: list[RunManifest] = []
     for document in documents:
         try:
@@ -226,7 +226,7 @@ def _refuse_newer(document: bytes, what: str) -> None:
 
 
 def named_queries(path: Path) -> dict[str, str]:
-    """The statements of an SQL file, each under the name its ``-- name:`` line gives it."""
+    """The statements of an SQL file, by the names in its ``-- name:`` lines."""
     queries: dict[str, str] = {}
     for part in path.read_text(encoding="utf-8").split("-- name:")[1:]:
         name, _, text = part.partition("\n")
@@ -235,11 +235,11 @@ def named_queries(path: Path) -> dict[str, str]:
 
 
 class Settling:
-    """Ending a claim whose log and record are two writes: a repeated call does only what is left to do.
+    """Ends a claim whose log and record are two writes: a repeated call does only what is left to do.
 
-    The outcome event first, then the record: if the second write fails, the first can repair it.
-    A log that cannot be written does not keep the record from being settled: duplicates are answered rightly, and
-    the failure is raised afterwards.
+    The outcome event is written first, then the record: if the second write fails, the first can repair it. A log that
+    cannot be written does not prevent the record from being settled: duplicates get the right answer, and the failure
+    is raised afterwards.
     """
 
     __slots__ = ("_halfway",)

@@ -1,6 +1,6 @@
-"""One read for all who ask for a key at the same time: when a claim ends, everyone who waited for it reads it.
+"""One read for all who read a key at the same time: when a claim ends, all of its waiters read it.
 
-Each has an identity of his own, so each needs an answer of his own, but one read can find them all.
+Each has its own identity and needs its own answer, but one read can find them all.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TaskReads:
 
 
 class _Batch:
-    """What several threads ask for, and the answers."""
+    """What several threads request, and the answers."""
 
     __slots__ = ("answers", "error", "identities")
 
@@ -69,7 +69,7 @@ class _Batch:
 
 
 class ThreadReads:
-    """Threads: the first one reads, those who come meanwhile queue up and share the next read."""
+    """Threads: the first one reads; those who arrive meanwhile queue up and share the next read."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch

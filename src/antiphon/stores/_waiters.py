@@ -1,4 +1,4 @@
-"""Waiting for a key to change without polling: one waiter per caller, woken from any thread."""
+"""Waits for a key to change without polling: one waiter per caller, woken from any thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ThreadWaiter:
         self._woken.set()
 
     def block(self, timeout_s: float) -> bool:
-        """Block this thread; whether it was woken."""
+        """Block this thread; return whether it was woken."""
         return self._woken.wait(max(0.0, timeout_s))
 
     async def wait(self, timeout_s: float) -> bool:
@@ -34,7 +34,7 @@ class ThreadWaiter:
 
 
 class LoopWaiter:
-    """A task of one event loop that waits. Cancelling it concerns nobody else."""
+    """A waiting task of one event loop. Cancelling it affects no other waiter."""
 
     __slots__ = ("_future", "_loop")
 
@@ -43,12 +43,12 @@ class LoopWaiter:
         self._future: asyncio.Future[bool] = loop.create_future()
 
     def wake(self, error: Exception | None = None) -> None:
-        """Also from another thread; with *error*, waiting fails."""
+        """May be called from another thread; with *error*, waiting fails."""
         with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._answer, True, error)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Suspend this task; whether it was woken."""
+        """Suspend this task; return whether it was woken."""
         timer = self._loop.call_later(max(0.0, timeout_s), self._answer, False)
         try:
             return await self._future
@@ -68,7 +68,7 @@ Waiter = ThreadWaiter | LoopWaiter
 
 
 class Watch:
-    """Who waits for one version of one claim; ``due`` is when to look at it without having been told."""
+    """The waiters of one version of one claim; ``due`` is when to read it without a notification."""
 
     __slots__ = ("due", "waiters")
 
@@ -78,7 +78,7 @@ class Watch:
 
 
 class Waiters:
-    """Who waits for which version of which key. Guarded by the lock of whoever owns it."""
+    """All waiters by version and key. Guarded by the lock of its owner."""
 
     __slots__ = ("by_key",)
 
@@ -102,7 +102,7 @@ class Waiters:
                 self._pop(key, version)
 
     def wake(self, key: str, version: int | None = None, error: Exception | None = None) -> None:
-        """Wake who waits for *version*, or for any; with *error*, waiting fails."""
+        """Wake the waiters of *version*, or all of the key; with *error*, waiting fails."""
         versions = tuple(self.by_key.get(key, ())) if version is None else (version,)
         for watch in [self._pop(key, number) for number in versions]:
             for waiter in watch.waiters if watch else ():

@@ -1,11 +1,11 @@
 """Claims in one store, the run log in another: for fleets, Redis and PostgreSQL (or SQLite).
 
-The order is claim, start event, dispatch, outcome event, settle. What a crash can leave behind is repaired or
-explicit: an outcome event without a settled claim is settled from the log when the lease is over; a start event
+The order is claim, start event, dispatch, outcome event, settle. Whatever a crash leaves behind is repaired or
+explicit: an outcome event without a settled claim is settled from the log once the lease has expired; a start event
 without an outcome is an unknown (D3); a claim without a start event looks the same and is treated the same.
 
 What a repair needs is in ``meta.claim`` of the outcome event: the fence, a fingerprint of the key (never the key, D21),
-state, TTL and marks; the result itself is the event's own value. A value the log redacted comes back as redacted.
+state, TTL and marks; the result itself is the event's own value. A value that the log redacted stays redacted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from antiphon.stores._adapters import AsyncFromSync, SyncFromAsync, passed_to
 from antiphon.stores._common import Settling, append_each, recorded_attempt
 
 Usage = Callable[[str], Any] | None
-"""What a store offers beyond the port if it can tell what a tenant's records cost."""
+"""A store's method beyond the port that tells how much space a tenant's records use."""
 
 Result = Literal["none", "value", "redacted"]
 
@@ -49,7 +49,7 @@ class _Payload(msgspec.Struct):
 
 
 class _Body(msgspec.Struct, rename="camel", omit_defaults=False):
-    """An event's body whose payload stays as it is."""
+    """The body of an event whose payload is left as it is."""
 
     lane: str = "0"
     index: int = 0
@@ -108,7 +108,7 @@ class ComposedStore:
 
     @property
     def seal_key(self) -> Any:
-        """The seal key of the store that keeps results, if it has one."""
+        """The seal key of the store that holds results, if it has one."""
         return getattr(self.claims, "seal_key", None)
 
     def open_sync(self) -> SyncComposedJournal:
@@ -144,7 +144,7 @@ class ComposedJournal:
         if events and isinstance(answer, Claimed):
             try:
                 await self._append(events)
-            except BaseException:  # without a start event nothing may be dispatched: give the claim back
+            except BaseException:  # without a start event nothing may be dispatched: release the claim
                 release = Settlement("cancelled", request.template.ttl_ms, dispatched=False)
                 await self._claims.settle(request.key, answer.version, release)
                 raise
@@ -157,7 +157,7 @@ class ComposedJournal:
                 key, version, rows, self._append, lambda: self._claims.settle(key, version, settlement)
             )
         if settlement.error is not None and settlement.error[0] == UNKNOWN_CODE:
-            # Somebody gives up on a worker that is gone. It may have got as far as the log.
+            # A caller gives up on a worker that is gone. The worker may have got as far as the log.
             existing = await self._claims.read(key)
             if existing is not None and existing.current.version == version:
                 settlement = await self._settlement_in_log(existing.current) or settlement
@@ -167,7 +167,7 @@ class ComposedJournal:
         await append_each(events, self._log.append)
 
     async def _repaired(self, answer: Existing, identity: str) -> Existing:
-        """Settle a claim from the log if its worker got that far and its lease is over."""
+        """Settle a claim from the log if its worker got that far and its lease has expired."""
         current = answer.current
         lock = 0 if current.lock_until_ms is UNSET else current.lock_until_ms
         if current.state == "inflight" and lock <= answer.now_ms:
@@ -179,7 +179,7 @@ class ComposedJournal:
         return Existing(_without_run(answer.current), None if own is None else _without_run(own), answer.now_ms)
 
     async def _settlement_in_log(self, record: DedupeRecord) -> Settlement | None:
-        """How the holder of *record* ended according to the run it belongs to."""
+        """How the holder of *record* ended, according to the run it belongs to."""
         run, mark, _ = record.owner.rpartition("@")
         start = 0
         while mark:
@@ -296,7 +296,7 @@ def _noted(row: Row, key: str, version: int, settlement: Settlement) -> Row:
 
 
 def _settlement_in(event: Event, key: str, version: int) -> Settlement | None:
-    """The end of the claim *version* of *key*, if *event* tells of it."""
+    """The end of the claim *version* of *key*, if *event* contains it."""
     noted_claim = event.meta.get("claim")
     if not isinstance(noted_claim, dict) or noted_claim.get("fence") != version:
         return None

@@ -1,6 +1,6 @@
-"""Claims in a dictionary: every step of a call costs the same at 100 and at 25,000 keys.
+"""Claims in a dictionary: every step of a call costs the same with 100 and with 25,000 keys.
 
-All nodes stand in one ordered dictionary, least recently used first. A node that must be kept goes to the end when it
+All nodes are in one ordered dictionary, least recently used first. A node that must be kept is moved to the end when it
 comes up for eviction. Only a sweep looks at all nodes, and only when one of them can have expired.
 """
 
@@ -48,13 +48,13 @@ log: logging.Logger = logging.getLogger("antiphon.stores")
 _ROOM = 32
 _KEPT_BYTES = 2048
 """Longer parameters are kept as their digests, so that claims stay small."""
-_new = tuple.__new__  # half the price of a named tuple's own constructor
+_new = tuple.__new__  # half the cost of a named tuple's own constructor
 
 
 class Node(Struct, gc=False, eq=False):
-    """One execution of an intent: the values of its request as they came; the record is built when somebody reads it.
+    """One execution of an intent: the values of its request as given; the record is built when somebody reads it.
 
-    It takes part in no cycle, and the garbage collector never looks at it: with thousands of them that is what counts.
+    It is part of no reference cycle, and the garbage collector never looks at it: that matters with thousands of them.
     """
 
     key: str
@@ -67,21 +67,21 @@ class Node(Struct, gc=False, eq=False):
     call_id: str | None
     shown: str
     found_by: str
-    """The identity that finds it: the one that asked, except for an alias."""
+    """The identity that finds it: the requesting one, except for an alias."""
     serial: int
-    """Its place among all nodes; the fence, except for an alias."""
+    """Its position among all nodes; the fence, except for an alias."""
     fence: int
     version: int
     created: int
     updated: int
     expires: int
     renewed_until: int = 0
-    """End of the lease, if that is not what was asked for first."""
+    """End of the lease, if that differs from the original one."""
     state: str = "inflight"
     settlement: Settlement | None = None
-    """How it ended, except for a plain success, of which only what differs is kept."""
+    """How it ended, except for a plain success, of which only the differing values are kept."""
     payload: bytes | None = None
-    """The result of a plain success, which alone has its times, too."""
+    """The result of a plain success; only then are its times kept, too."""
     began: int = 0
     ended: int = 0
     record: DedupeRecord | None = None
@@ -103,12 +103,12 @@ class Node(Struct, gc=False, eq=False):
         return self.state != "done" and self.settlement is not None and must_be_kept(self.settlement)
 
     def lives(self, now: int) -> bool:
-        """Whether it counts; one in flight always does."""
+        """Whether it still counts; one in flight always does."""
         return self.expires > now or self.state == "inflight"
 
     @property
     def spared(self) -> bool:
-        """In flight, and a sweep has seen it past its life before: only that lets it expire so late."""
+        """In flight, and a sweep has already seen it past its life: only then does it expire, that late."""
         return self.expires > max(self.created + self.template.ttl_ms, self.lock_until)
 
     def to_record(self) -> DedupeRecord:
@@ -136,9 +136,9 @@ class Node(Struct, gc=False, eq=False):
 
 
 class MemoryClaims(MemoryLog):
-    """The claim steps of a journal: its public methods take the lock, the others need it to be held.
+    """The claim steps of a journal: its public methods take the lock, the others require it to be held.
 
-    ``begin`` and ``settle`` are written out in one frame each: every call pays for them.
+    ``begin`` and ``settle`` are each written as a single function: every call pays for them.
     """
 
     def __init__(self, max_keys: int, max_events: int, clock: Clock) -> None:
@@ -151,14 +151,14 @@ class MemoryClaims(MemoryLog):
         self._history: dict[str, dict[str, Node]] = {}
         """Earlier executions and aliases by key and identity."""
         self._unknown: set[int] = set()
-        """Serial numbers of nodes of unknown outcome, which nobody but an operator or ``reconcile`` ends."""
+        """Serial numbers of nodes of unknown outcome, which only an operator or ``reconcile`` ends."""
         self._warned = False
         self._pins: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Mark and expiry by call, oldest first."""
         self._soonest: float = math.inf
-        """Before this moment nothing expires."""
+        """Nothing expires before this time."""
         self._full_at = -1
-        """The last version given out when nothing could be evicted; a later one may have changed that."""
+        """The last version issued when nothing could be evicted; a later one may have changed that."""
         self._time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
         self.waiters: Waiters = Waiters()
         self._waiting = self.waiters.by_key
@@ -166,7 +166,7 @@ class MemoryClaims(MemoryLog):
     # -- the steps ---------------------------------------------------------------------------------------------------
 
     def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Begun:
-        """Insert a claim, or answer with what is there; *replaces* is the version that may be replaced."""
+        """Insert a claim, or return what is there; *replaces* is the version that may be replaced."""
         key, identity, params = request.key, request.identity, request.params
         if len(params) > _KEPT_BYTES:
             params = digests_of(params)
@@ -246,7 +246,7 @@ class MemoryClaims(MemoryLog):
                 self.waiters.wake(key)
             if events:
                 self._write(events)
-            node.version = version  # last: a caller who is interrupted before it can settle once more
+            node.version = version  # last: a caller interrupted before this can settle again
             return version
 
     def _settle_earlier(self, key: str, version: int, settlement: Settlement, now: int) -> int | None:
@@ -315,7 +315,7 @@ class MemoryClaims(MemoryLog):
                 self.remove_waiter(key, version, waiter)
 
     def add_waiter(self, key: str, version: int, waiter: Waiter) -> bool:
-        """Wake *waiter* when *version* is no longer in flight; whether it is now."""
+        """Wake *waiter* when *version* is no longer in flight; return whether it is in flight now."""
         with self.lock:
             node = self._current.get(key)
             if node is None or node.version != version or node.state != "inflight":
@@ -333,7 +333,7 @@ class MemoryClaims(MemoryLog):
             return version in (None, node and node.version) and self._clear(key)
 
     def forgotten(self, request: ClaimRequest, version: int) -> bool:
-        """Memory does not lose records by itself."""
+        """Memory loses no records by itself."""
         return True
 
     def sweep(self, limit: int = 1000) -> int:
@@ -343,7 +343,7 @@ class MemoryClaims(MemoryLog):
     # -- nodes -------------------------------------------------------------------------------------------------------
 
     def _mark(self, call: str, mark: int, template: ClaimTemplate, now: int) -> int:
-        """The mark of a call, which is this one if it had none."""
+        """The mark of a call; *mark* if it had none."""
         pins = self._pins
         kept, expires = pins.get(call, (mark, 0))
         if expires > now:
@@ -391,7 +391,7 @@ class MemoryClaims(MemoryLog):
         return node if node is not None and node.expires > now else None
 
     def _give_way(self, key: str, identity: str, version: int, now: int) -> Existing | None:
-        """Make place for a claim instead of *version*; what is there if that is something else."""
+        """Make way for a claim in place of *version*; return what is there if that is something else."""
         node = self._living(key, now)
         own = node if node is not None and node.found_by == identity else self._earlier(key, identity, now)
         live = node or own
@@ -411,7 +411,7 @@ class MemoryClaims(MemoryLog):
         return None
 
     def _make_room(self, now: int) -> None:
-        """Evict what was used longest ago; refuse if all that is left must be kept (D3)."""
+        """Evict the least recently used; refuse if everything left must be kept (D3)."""
         size = len(self._nodes)
         if size < self._max or self._evict(min(_ROOM, max(1, self._max // 8))) or self._sweep(64, now):
             return
@@ -423,7 +423,7 @@ class MemoryClaims(MemoryLog):
         )
 
     def _count_unknown(self, serial: int, settlement: Settlement) -> None:
-        """An outcome became unknown or known; half of their room is worth a warning."""
+        """Count an outcome that became unknown or known; warn when unknown ones fill half of the store."""
         if settlement.state == "done" or not must_be_kept(settlement):
             self._unknown.discard(serial)
             return
@@ -440,7 +440,7 @@ class MemoryClaims(MemoryLog):
             )
 
     def _evict(self, wanted: int) -> int:
-        """A few at once: making room has its own cost. Returns how many."""
+        """Evict a few at once, because making room has its own cost. Returns how many."""
         if self._full_at == self._last:
             return 0
         evicted, nodes, current = 0, self._nodes, self._current
@@ -468,7 +468,7 @@ class MemoryClaims(MemoryLog):
         self._remember(key, node)
 
     def _remember(self, key: str, node: Node) -> None:
-        """Among the earlier ones."""
+        """Keep the node among the earlier executions."""
         self._history.setdefault(key, {})[node.found_by] = node
         self._nodes[node.serial] = node
         if node.expires < self._soonest:
@@ -486,7 +486,7 @@ class MemoryClaims(MemoryLog):
             if not past:
                 del self._history[key]
         self._unknown.discard(node.serial)
-        self._nodes.pop(node.serial, None)  # last: whoever is interrupted before leaves what can be dropped again
+        self._nodes.pop(node.serial, None)  # last: an interrupt before it leaves what can be dropped again
 
     def _clear(self, key: str) -> bool:
         node = self._current.get(key)

@@ -19,7 +19,7 @@ class _Run:
 
 
 class MemoryLog:
-    """The run-log half of the journal. Its public methods take the lock, the others need it to be held."""
+    """The run-log half of the journal. Its public methods take the lock, the others require it to be held."""
 
     def __init__(self, max_events: int) -> None:
         self.lock: threading.Lock = threading.Lock()
@@ -123,7 +123,7 @@ class MemoryLog:
         return True
 
     def _forget_finished(self) -> None:
-        """Drop whole finished runs, oldest first: a run is never cut."""
+        """Drop whole finished runs, oldest first: a run is never truncated."""
         for name in [name for name, run in self._runs.items() if run.manifest and run.manifest.status != "running"]:
             if self._total <= self._max_events:
                 return

@@ -21,10 +21,10 @@ from antiphon.stores.memory.claims import MemoryClaims, Node
 class MemoryStore:
     """Claims, log and breakers in memory; every journal it opens sees the same data.
 
-    Settled claims beyond *max_keys* are forgotten, least recently used first. Claims in flight or of unknown
-    outcome never are: when only those are left, a new claim is refused with ``store_full``. Unknown outcomes are
-    counted apart, and a warning is logged when they are half of *max_keys*. Of the log, whole
-    finished runs are forgotten, oldest first, once there are more than *max_events* events.
+    Settled claims beyond *max_keys* are forgotten, least recently used first. Claims in flight or of unknown outcome
+    never are: when only those are left, a new claim is refused with ``store_full``. Unknown outcomes are counted
+    separately, and a warning is logged when they reach half of *max_keys*. Of the log, whole finished runs are
+    forgotten, oldest first, once there are more than *max_events* events.
 
     >>> MemoryStore().url
     'memory://'
@@ -43,7 +43,7 @@ class MemoryStore:
         return "memory://"
 
     def open_sync(self) -> SyncMemoryJournal:
-        """The same one for all threads: it holds nothing but the data."""
+        """The same journal for all threads: it holds nothing but the data."""
         return self._journal
 
     def open_async(self) -> Journal:
@@ -90,7 +90,7 @@ class SyncMemoryJournal(MemoryClaims):
             if len(found) >= limit:
                 break
             if node.fence < older and _matches(node, tenant, tool, session, prefix):
-                with self.lock:  # a record that is built beside a settlement would be kept, and be wrong
+                with self.lock:  # a record built concurrently with a settlement would be kept, and be wrong
                     if node.lives(self._now()) and state in ("", node.state):
                         found.append(node.to_record())
         return found
@@ -121,7 +121,7 @@ class SyncMemoryJournal(MemoryClaims):
         return {node.template.tenant for node in self._all_current()}
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
-        """Nothing to push: other processes have other data."""
+        """There is nothing to push: other processes have other data."""
         return None
 
     def ping(self) -> Mapping[str, Any]:
@@ -133,7 +133,7 @@ class SyncMemoryJournal(MemoryClaims):
         """Nothing to release: the data lives as long as its :class:`MemoryStore`."""
 
     def _all_current(self) -> tuple[Node, ...]:
-        """The current nodes, as they were last used."""
+        """The current nodes, in the order of their last use."""
         with self.lock:
             return tuple(self._current.values())
 
@@ -170,11 +170,11 @@ def _matches(node: Node, tenant: str, tool: str, session: str, prefix: str) -> b
 _all_journals: weakref.WeakSet[SyncMemoryJournal] = weakref.WeakSet()
 _forking: list[SyncMemoryJournal] = []
 _fork_lock = threading.Lock()
-"""Taken by whoever forks, or makes a journal."""
+"""Held while forking, or while making a journal."""
 
 
 def _before_fork() -> None:
-    """A child must not inherit a lock that a thread it does not have was holding."""
+    """A child must not inherit a lock held by a thread that it does not have."""
     _fork_lock.acquire()
     _forking.extend(_all_journals)
     for journal in _forking:
@@ -190,7 +190,7 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     while _forking:
         journal = _forking.pop()
-        journal.waiters.by_key.clear()  # those who waited live in the parent
+        journal.waiters.by_key.clear()  # the waiters live in the parent
         journal.lock.release()
     _fork_lock.release()
 

@@ -1,6 +1,6 @@
-"""Connections to PostgreSQL and their pools, on psycopg and psycopg_pool; and what a failure means.
+"""Connections to PostgreSQL and their pools, on psycopg and psycopg_pool; and the meaning of a failure.
 
-Did the statement take effect, may it be tried again, what to tell people.
+Did the statement take effect, may it be retried, what to tell users.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LIFETIME_S = 3600.0
 
 
 class _Statements:
-    """What the store adds to a connection of psycopg. Written once: for threads its coroutines never suspend.
+    """What the store adds to a psycopg connection. Written once: for threads its coroutines never suspend.
 
     The server ends a statement after its ``statement_timeout``. A frozen server cannot, so the client gives up after
     *limit_s*, and closes the connection.
@@ -57,13 +57,13 @@ class _Statements:
     execute: Any
     limit_s: float | None = None
     read_committed = True
-    """Whether that is the isolation of a statement outside a transaction."""
+    """Whether that is the isolation level of a statement outside a transaction."""
     statements: Mapping[str, Statement]
     shared_cursor: Any
     """One cursor for all statements: a new one costs a third of a statement."""
 
     async def fetch(self, name: str, params: Mapping[str, Any], *, prepare: bool = False) -> Rows:
-        """Run one statement in one round trip, or in a transaction of its own if it would have another isolation."""
+        """Run one statement in one round trip, or in its own transaction if it would have another isolation level."""
         if self.read_committed or not self.idle():
             return await self._fetch(name, params, prepare)
         await self.begin()
@@ -75,7 +75,7 @@ class _Statements:
         statement, cursor = self.statements[name], self.shared_cursor
         await done(cursor.execute(statement.text, statement.values(params), prepare=prepare))
         rows: Rows = (await done(cursor.fetchall())) if cursor.pgresult.nfields else []
-        cursor.pgresult.clear()  # an idle connection must not keep the last answer
+        cursor.pgresult.clear()  # an idle connection must not hold on to the last result
         return rows
 
     async def begin(self) -> None:
@@ -98,7 +98,7 @@ class _Statements:
         return bool(self.pgconn.status == ConnStatus.OK)
 
     def idle(self) -> bool:
-        """Whether it can take the next statement: connected, answered, outside a transaction."""
+        """Whether it can take the next statement: connected, no reply pending, outside a transaction."""
         return bool(self.pgconn.transaction_status == TransactionStatus.IDLE)
 
     def stale(self) -> bool:
@@ -112,7 +112,7 @@ class _Statements:
         return not self.connected()
 
     def drop(self) -> None:
-        """Close it at once."""
+        """Close it immediately."""
         self.pgconn.finish()
 
 
@@ -136,12 +136,12 @@ C = TypeVar("C", bound=Connection)
 
 
 async def done(result: Any) -> Any:
-    """What a method of psycopg returns for threads, or what its coroutine for event loops does."""
+    """What a psycopg method returns to threads, or what its coroutine returns in an event loop."""
     return await result if result.__class__ is CoroutineType else result
 
 
 async def connect(kind: type[C], options: Options, *, listener: bool = False) -> C:
-    """Connect in the caller's turn; an error names the setting to look at."""
+    """Connect in the caller's turn; an error names the setting to check."""
     dsn = (listener and options.listen_dsn) or options.dsn
     name = "antiphon-listener" if listener else "antiphon"
     try:
@@ -157,9 +157,9 @@ async def connect(kind: type[C], options: Options, *, listener: bool = False) ->
 
 
 async def open_pool(kind: type[Connection], options: Options) -> Pool:
-    """A pool that closes itself when it lost its last connection and cannot make another.
+    """A pool that closes itself when it has lost its last connection and cannot make another.
 
-    The store itself waits for a server that is away, so the pool gives up at once.
+    The store itself waits for a server that is down, so the pool gives up at once.
     """
 
     def configure(connection: Connection) -> Any:
@@ -238,7 +238,7 @@ def _settings(kind: type, options: Options) -> dict[str, Any]:
 
 
 def _conninfo(options: Options, dsn: str, name: str) -> str:
-    """The address, with our defaults for what it leaves open."""
+    """The address, with our defaults for what it does not specify."""
     given = conninfo_to_dict(dsn)
     defaults: dict[str, Any] = {
         "application_name": name,
@@ -253,7 +253,7 @@ def _conninfo(options: Options, dsn: str, name: str) -> str:
 
 
 class Fate(Enum):
-    """What became of a statement that raised."""
+    """The effect of a statement that raised."""
 
     REDO = "not executed; retry"
     LOST = "connection lost, outcome unknown"
@@ -263,7 +263,7 @@ class Fate(Enum):
 
 
 class Unreachable(StoreUnavailable):
-    """No connection could be made; one may be possible a moment later."""
+    """No connection could be made; a retry may succeed a moment later."""
 
 
 class AnswerLost(Exception):
@@ -275,20 +275,20 @@ class AnswerLost(Exception):
 
 
 def fate_of(error: Exception, *, connected: bool, idle: bool) -> Fate:
-    """Judge by the server's code first, then by what became of the connection."""
+    """Decide by the server's code first, then by the state of the connection."""
     state = _code(error)
     if state in _REDO:
         return Fate.REDO
     if state == "25006":
         return Fate.STALE
-    # A server that goes down may say so after it has committed, so that message proves nothing.
+    # A server that shuts down may say so after it has committed, so that message proves nothing.
     if not connected or state.startswith(("57P", "08")):
         return Fate.LOST
     return Fate.FAILED if state or idle else Fate.SILENT
 
 
 def cannot_connect(error: Exception, url: str) -> Unreachable | ConfigError:
-    """The one sentence for a server that did not let us in."""
+    """The message for a server that refused the connection."""
     if isinstance(error, psycopg.ProgrammingError):  # its text quotes the address, password included
         return ConfigError(
             "The DSN of the PostgreSQL server is invalid.",
@@ -346,7 +346,7 @@ def no_free_connection(size: int, seconds: float) -> StoreUnavailable:
 
 
 def closed() -> StoreUnavailable:
-    """For a journal used after its end."""
+    """For a journal used after it was closed."""
     hint = "Open another one with store.open_sync() or open_async()."
     return StoreUnavailable("This journal is closed.", hint=hint, reason="closed")
 

@@ -1,7 +1,7 @@
-"""Runs the store's statements: on a pooled connection, again where that is certain to be right.
+"""Runs the store's statements on pooled connections, and retries where that is certainly right.
 
-A statement is repeated when it certainly did not happen, or when repeating it changes nothing. Where neither
-holds (``once``), a connection that broke midway raises :class:`AnswerLost` and the caller finds out.
+A statement is repeated if it certainly did not happen, or if repeating it changes nothing. If neither holds (``once``),
+a connection that broke midway raises :class:`AnswerLost` and the caller finds out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Work = Callable[[Connection], Awaitable[Rows]]
 Params = Mapping[str, Any]
 Step = tuple[str, Params]
 Then = Callable[[Rows], list[Step]]
-"""What else belongs into the same transaction, given the rows of the first statement."""
+"""What else belongs in the same transaction, given the rows of the first statement."""
 
 _REDO_LIMIT = 20
 _LOST_LIMIT = 5
@@ -67,7 +67,7 @@ class Engine:
     """Runs statements for one journal. Written once: for threads its coroutines never suspend.
 
     A pool connects in the background, where errors are only logged. So the first caller, and the first one after the
-    pool lost all its connections, connects directly: that caller gets the error, or opens the pool.
+    pool has lost all its connections, connects directly: that caller gets the error, or opens the pool.
     """
 
     new_waiter: NewWaiter = ThreadWaiter
@@ -84,7 +84,7 @@ class Engine:
         self._start()
 
     def _start(self) -> None:
-        """Begin without connections, also after a fork: they cannot be shared with the parent process."""
+        """Start without connections, also after a fork: they cannot be shared with the parent process."""
         if self._pool is not None:
             _inherited.append(self._pool)
         self._pid = os.getpid()
@@ -103,7 +103,7 @@ class Engine:
         once: bool = False,
         prepare: bool = True,
     ) -> Rows:
-        """The rows of one statement, in one round trip; what follows *then* is in the same transaction."""
+        """The rows of one statement, in one round trip; the statements from *then* are in the same transaction."""
         values = storable(params)
 
         async def work(connection: Connection) -> Rows:
@@ -119,9 +119,9 @@ class Engine:
         return await self._attempts(name, work, once)
 
     async def not_twice(self, send: Callable[[int], Awaitable[T]], landed: Callable[[int], Awaitable[T | None]]) -> T:
-        """Send what must not happen twice, under a number; if its answer is lost, find out whether it landed.
+        """Send what must not happen twice, under a number; if the reply is lost, find out whether it took effect.
 
-        Only what did not land, and cannot any more, is sent again, under another number.
+        Only what did not take effect, and no longer can, is sent again, under another number.
         """
         chances = _LOST_LIMIT
         while True:
@@ -142,11 +142,11 @@ class Engine:
                     raise lost.reason from lost
 
     def on_loop(self, callback: Callable[[T], None]) -> Callable[[T], None]:
-        """*callback* as it may be called from another thread."""
+        """*callback* in a form that may be called from another thread."""
         return callback
 
     async def close(self) -> None:
-        """Close the idle connections; those in use close when they come back."""
+        """Close the idle connections; those in use close when they are returned."""
         if self._pid != os.getpid():
             self._start()
         await self._alone(self._close)
@@ -157,7 +157,7 @@ class Engine:
             await done(self._pool.close())
 
     async def _alone(self, work: Callable[[], Awaitable[T]]) -> T:
-        """*work* while nobody else opens or closes the pool. An interrupt anywhere in it leaves the lock free."""
+        """Run *work* while nobody else opens or closes the pool. An interrupt anywhere in it leaves the lock free."""
         with self._opening:
             return await work()
 
@@ -185,7 +185,7 @@ class Engine:
                 return rows
 
     async def _after(self, fate: Fate, error: Exception, name: str, once: bool, retries: _Retries) -> None:
-        """Return if the statement is to be tried again, else raise."""
+        """Return if the statement is to be retried, otherwise raise."""
         if fate in (Fate.LOST, Fate.SILENT):
             lost = self._lost(fate, error)
             if once:
@@ -202,7 +202,7 @@ class Engine:
         return no_answer(self._url) if fate is Fate.SILENT else connection_lost(error, self._url)
 
     async def _take(self, retries: _Retries) -> tuple[Pool, Connection]:
-        """A connection and its pool. A server that has been there before is waited for while retries are left."""
+        """A connection and its pool. If the server was reachable before, wait for it while retries are left."""
         while True:
             try:
                 pool = await self._open()
@@ -226,17 +226,17 @@ class Engine:
         except PoolClosed as error:
             if self._closed:
                 raise closed() from error
-            await self._open()  # it has the reason, if the server is away
+            await self._open()  # this raises the reason, if the server is down
             raise all_lost(self._url) from error
         except PoolTimeout as error:
             failed = pool.get_stats().get("connections_errors", 0)
-            if failed > self._failed_connects:  # it is short of connections because the server gives no more
+            if failed > self._failed_connects:  # the pool lacks connections because the server grants no more
                 self._failed_connects = failed
                 await self._check_server()
             raise no_free_connection(self.options.max_connections, self.options.pool_timeout_s) from error
 
     async def _open(self) -> Pool:
-        """The open pool. Of several callers without one, the first connects, and all get its error."""
+        """The open pool. Of several callers without one, the first connects, and all of them get its error."""
         if self._pid != os.getpid():
             self._start()
         if self._pool is not None and not self._pool.closed:
@@ -264,7 +264,7 @@ class Engine:
         return self._pool
 
     async def _check_server(self) -> None:
-        """Connect in the caller's turn, and look after the schema if nobody has."""
+        """Connect in the caller's turn, and check the schema if nobody has."""
         connection: Connection | None = None
         try:
             connection = await connect(self._kind, self.options)
@@ -297,7 +297,7 @@ async def _give_back(pool: Pool, connection: Connection) -> None:
 
 
 class _Retries:
-    """How long one operation waits for a server to come back, and how often it may lose a deadlock."""
+    """How long one operation waits for a server to return, and how often it may lose a deadlock."""
 
     __slots__ = ("_deadline", "_redos", "_seconds", "_switched", "_tries")
 
@@ -309,7 +309,7 @@ class _Retries:
         self._switched = False
 
     def pause(self) -> float | None:
-        """How long to sleep before the next try, or ``None`` when the time is up."""
+        """How long to sleep before the next attempt, or ``None`` when the time is up."""
         now = time.monotonic()
         self._deadline = self._deadline or now + self._seconds
         if now >= self._deadline:
@@ -329,9 +329,9 @@ class _Retries:
 
 
 class AsyncEngine(Engine):
-    """For an event loop. Each operation is a task of its own: a cancelled caller cannot break off a statement.
+    """For an event loop. Each operation is its own task: a cancelled caller cannot interrupt a statement.
 
-    The cancellation is passed on when the operation has ended: who is cancelled and reads the record sees what it did.
+    The cancellation propagates when the operation has ended: a cancelled caller that reads the record sees what it did.
     """
 
     new_waiter: NewWaiter = staticmethod(loop_waiter)
@@ -367,7 +367,7 @@ class AsyncEngine(Engine):
         loop = asyncio.get_running_loop()
 
         def call(value: T) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to notify
                 loop.call_soon_threadsafe(callback, value)
 
         return call

@@ -30,7 +30,7 @@ from antiphon.stores.postgres.wait import Subscriber, acquire_subscriber, releas
 
 
 class PostgresJournal(PostgresLog):
-    """A journal over one pool. Written once: on the engine for threads its coroutines never suspend."""
+    """A journal on one pool. Written once: on the engine for threads its coroutines never suspend."""
 
     durable = True
 
@@ -42,7 +42,7 @@ class PostgresJournal(PostgresLog):
         _journals.add(self)
 
     def after_fork(self) -> None:
-        """In the child: a thread of the parent may have been reading."""
+        """In the child: a parent thread may have been reading."""
         if isinstance(self._reads, ThreadReads):
             self._reads = ThreadReads(self._read_many)
 
@@ -59,11 +59,11 @@ class PostgresJournal(PostgresLog):
                     continue
                 return Pinned(mark)
             for row in rows:
-                if row[3 + OP] == op:  # ours: the answer to the first try was lost
+                if row[3 + OP] == op:  # ours: the reply to the first attempt was lost
                     return Claimed(row[3 + VERSION], now)
             if rows[0][3] is not None:
                 return _existing(rows)
-            # Neither won nor found: somebody was faster by less than our snapshot shows.
+            # Neither won nor found: another caller was faster by less than our snapshot shows.
 
     async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         params = {**claim_params(request, new_op()), "version": version, "channel": self._channel}
@@ -161,7 +161,7 @@ class PostgresJournal(PostgresLog):
         return dropped
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None]:
-        """Call *callback* with every breaker of *tenant*, now and when one changes; returns how to stop.
+        """Call *callback* with every breaker of *tenant*, now and when one changes; returns a function that stops it.
 
         It is called from the listener's thread, or in the event loop.
         """
@@ -203,7 +203,7 @@ class PostgresJournal(PostgresLog):
         return self._subscriber
 
     async def _step(self, name: str, params: dict[str, Any], events: Sequence[Row], *, won_only: bool) -> Rows:
-        """A claim's statement with its events; repeating it is harmless unless events are written whoever won."""
+        """Run a claim statement with its events; repeating it is harmless unless events are written either way."""
         once = not won_only
         if not events:
             return await self._engine.run(name + "_bare", params, once=once)
@@ -240,7 +240,7 @@ class PostgresJournal(PostgresLog):
 
 
 def _existing(rows: Rows) -> Existing:
-    """What ``begin`` found: the live record, if any, and the asking identity's earlier execution, if any."""
+    """What ``begin`` found: the live record, if any, and the requesting identity's earlier execution, if any."""
     now = rows[0][0]
     found = {row[2]: record_of(row[3 : 4 + OP]) for row in rows}
     current = found.get(True) or found.get(False) or found[None]

@@ -32,7 +32,7 @@ class PostgresLog:
         while not await self._engine.run("open_run", _manifest_params(manifest)):
             found = await self._engine.run("is_deleting", {"id": manifest.id})
             if found and not found[0][0]:
-                return  # it is there already, and stays as it is
+                return  # it is there already, and is left as it is
             await self._finish_deleting(manifest.id)
 
     async def update_run(self, manifest: RunManifest) -> None:
@@ -87,7 +87,7 @@ class PostgresLog:
         return [event_of(seq, Row(run, from_text(kind), at_ms, body)) for seq, kind, at_ms, body in rows]
 
     async def delete_run(self, run: str) -> bool:
-        """Hidden at once, then removed in batches; a deletion that was broken off is finished by ``sweep``."""
+        """Hide the run at once, then delete it in batches; ``sweep`` finishes a deletion that was interrupted."""
         if not await self._engine.run("delete_begin", {"id": run}):
             return False
         await self._finish_deleting(run)
@@ -104,7 +104,7 @@ class PostgresLog:
             await self._finish_deleting(from_text(run))
 
     async def _sweep_breakers(self) -> None:
-        """Drop the states that ended long ago: each process of a fleet leaves one behind."""
+        """Drop states that ended long ago: each process of a fleet leaves one behind."""
         await self._engine.run("sweep_breakers", {"kept_ms": BREAKER_KEPT_MS}, prepare=False)
 
     async def load_breakers(self, tenant: str) -> BreakerRows:

@@ -1,8 +1,8 @@
-"""The pool of an event loop: that of psycopg_pool, made to end with its loop, closed or not.
+"""The pool of an event loop: psycopg_pool's, made to end with its loop, closed or not.
 
-Who ends a loop, as ``asyncio.run`` does, cancels each task once and waits for it. The worker and the scheduler of
-psycopg_pool can take that cancellation for a failed connection, or lose it, and would then be waited for for ever. So
-each of their jobs is a task of its own or a timer: the worker and the scheduler only wait to be stopped.
+Ending a loop, as ``asyncio.run`` does, cancels each task once and waits for it. The worker and the scheduler of
+psycopg_pool can mistake that cancellation for a failed connection, or lose it, and the wait would never end. So each of
+their jobs is a task of its own or a timer: the worker and the scheduler only wait to be stopped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 
 NAME = "antiphon-postgres"
 _pools: set[LoopPool] = set()
-"""All that are open. Copying a set is atomic; event loops of several threads use it."""
+"""All open pools. Copying a set is atomic; event loops of several threads use it."""
 
 
 class LoopPool(AsyncConnectionPool[Any]):
@@ -33,7 +33,7 @@ class LoopPool(AsyncConnectionPool[Any]):
         _pools.add(self)
 
     def run_task(self, task: Any) -> None:
-        """Begin a job at once; the worker gets only what stops it."""
+        """Start a job at once; the worker gets only what stops it."""
         if self.closed:
             super().run_task(task)
             return
@@ -43,7 +43,7 @@ class LoopPool(AsyncConnectionPool[Any]):
         job.add_done_callback(self._jobs.discard)
 
     async def schedule_task(self, task: Any, delay: float) -> None:
-        """Begin a job later."""
+        """Start a job later."""
         self._loop.call_later(delay, _begin, weakref.ref(self), task)
 
     async def close(self, timeout: float = 5.0) -> None:
@@ -53,7 +53,7 @@ class LoopPool(AsyncConnectionPool[Any]):
             await asyncio.wait(set(self._jobs), timeout=timeout)
 
     def abandon(self) -> None:
-        """Close it from anywhere, also when its loop has ended."""
+        """Close it from anywhere, even after its loop has ended."""
         if self._loop.is_running():
             asyncio.run_coroutine_threadsafe(self.close(), self._loop)
         else:
@@ -61,13 +61,13 @@ class LoopPool(AsyncConnectionPool[Any]):
 
     @property
     def ended(self) -> bool:
-        """Whether it cannot be used any more, because its loop is closed."""
+        """Whether it can no longer be used, because its loop is closed."""
         return self._loop.is_closed()
 
     def _drop(self) -> None:
         _pools.discard(self)
         self._jobs.clear()
-        if self._pid == os.getpid():  # not those of a parent process
+        if self._pid == os.getpid():  # not those of the parent process
             for connection in tuple(self.connections):
                 connection.drop()
 
@@ -79,14 +79,14 @@ def _begin(pool: weakref.ref[LoopPool], task: Any) -> None:
 
 
 def close_ended() -> None:
-    """Close the connections of event loops that have been closed before their journals."""
+    """Close the connections of event loops that were closed before their journals."""
     for pool in tuple(_pools):
         if pool.ended:
             pool.abandon()
 
 
 def is_cancelled() -> bool:
-    """Whether the running task, if any, was cancelled: then its event loop ends, and nothing may begin there."""
+    """Whether the running task, if any, was cancelled: then its event loop is ending, and nothing may start there."""
     try:
         task = asyncio.current_task()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a PostgreSQL store is told: where the server is, and its time limits."""
+"""The settings of a PostgreSQL store: where the server is, and its time limits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Options(NamedTuple):
         return bool(self.listen_dsn) or not self.pgbouncer
 
     def with_address_options(self) -> Options:
-        """What the address says of us in its query (``?antiphon_schema=team``), taken out of it and applied."""
+        """Apply our options from the address's query (``?antiphon_schema=team``), and take them out of it."""
         head, mark, query = self.dsn.partition("?")
         if not mark or not _SCHEME.match(head):
             return self
@@ -58,7 +58,7 @@ class Options(NamedTuple):
         )
 
     def check(self) -> Options:
-        """Refuse what cannot work before a connection is tried."""
+        """Reject what cannot work before a connection is attempted."""
         if not self.schema or len(self.channel.encode()) > 63 or "\0" in self.schema:
             raise ConfigError("The schema's name must have 1 to 54 bytes.", path="schema")
         if self.max_connections < 1:
@@ -90,7 +90,7 @@ def _typed(name: str, text: str, defaults: Mapping[str, Any]) -> Any:
 
 
 def without_secrets(dsn: str) -> str:
-    """The address with every password left out; an address that cannot be read is not shown at all."""
+    """The address with every password left out; an unreadable address is not shown at all."""
     if not _SCHEME.match(dsn):
         return _PASSWORD.sub(r"\1=***", dsn) if "=" in dsn else "postgresql://(unreadable)"
     try:

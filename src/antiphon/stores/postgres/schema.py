@@ -31,7 +31,7 @@ def migrations() -> tuple[Migration, ...]:
 
 
 async def ensure_schema(connection: Connection, options: Options, *, migrate: bool) -> int:
-    """Check that the tables are those this release knows, or make them so if *migrate*; the version they are at."""
+    """Check that the tables are those of this release, or migrate them if *migrate*; returns their version."""
     latest = migrations()[-1].version
     found = await _applied(connection, options)
     _refuse_newer(found, latest, options)

@@ -1,4 +1,4 @@
-"""What is sent to PostgreSQL and what comes back: statements, fitted to one schema, their values, and records.
+"""What is sent to PostgreSQL and what comes back: statements for one schema, their values, and records.
 
 The driver's own list adaptation costs more than the whole statement (about 40 µs per array), so arrays of the
 three kinds the store sends are packed here in the binary format of the protocol.
@@ -54,7 +54,7 @@ _request_decoder = msgspec.json.Decoder(RecordedRequest)
 _outcome_decoder = msgspec.json.Decoder(Outcome)
 
 VERSION, OP = 9, 19
-"""Where a record row has its version, and says which operation wrote it."""
+"""The columns of a record row with its version, and with the operation that wrote it."""
 
 
 class Statement(NamedTuple):
@@ -70,7 +70,7 @@ class Statement(NamedTuple):
 
 
 def in_schema(sql: str, schema: str) -> str:
-    """The text with *schema* for the placeholder ``antiphon``."""
+    """The text with *schema* in place of the placeholder ``antiphon``."""
     quoted = quote(schema)
     return _SCHEMA.sub(lambda _: quoted, sql)
 
@@ -82,7 +82,7 @@ def quote(name: str) -> str:
 
 @lru_cache(maxsize=16)
 def statements(schema: str) -> Mapping[str, Statement]:
-    """Every statement of the store by name; ``NAME_bare`` is the one of a step without events."""
+    """Every statement of the store by name; ``NAME_bare`` is the one for a step without events."""
     texts: dict[str, str] = {}
     for file in _FILES:
         for name, text in named_queries(FOLDER / file).items():
@@ -149,7 +149,7 @@ def _pack(kind: int, items: Sequence[bytes]) -> bytes:
 
 
 def to_text(value: str) -> str:
-    """*value* without NUL, which PostgreSQL's text cannot hold; reversible, and the identity for ordinary text."""
+    """*value* without NUL, which PostgreSQL text cannot hold; reversible, and the identity for ordinary text."""
     if not value.isascii():
         try:
             value.encode()
@@ -161,7 +161,7 @@ def to_text(value: str) -> str:
 
 
 def storable(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters with texts that PostgreSQL can hold."""
+    """The parameters with text that PostgreSQL can hold."""
     return {name: to_text(value) if value.__class__ is str else value for name, value in params.items()}
 
 
@@ -173,14 +173,14 @@ def from_text(value: str) -> str:
 
 
 def register(connection: Any) -> None:
-    """Teach a connection the arrays, and one width for every number: a statement is prepared once, not per size."""
+    """Register the arrays, and one width for all numbers: a statement is then prepared once, not per size."""
     for kind, dumper in _dumpers().items():
         connection.adapters.register_dumper(kind, dumper)
 
 
 @cache
 def _dumpers() -> dict[type, Any]:
-    """Made once: psycopg keeps every class that it was ever given."""
+    """Created once: psycopg keeps every class that it was ever given."""
     from psycopg.types.numeric import Int8BinaryDumper
     from psycopg.types.string import BytesBinaryDumper
 
@@ -190,7 +190,7 @@ def _dumpers() -> dict[type, Any]:
 
 
 def new_op() -> int:
-    """A number for one operation, by which it is recognised after its answer was lost."""
+    """A number that identifies one operation after its reply was lost."""
     return secrets.randbits(63)
 
 
@@ -226,7 +226,7 @@ def _request_json(request: ClaimRequest) -> bytes:
 
 
 def settle_params(key: str, version: int, settlement: Settlement) -> dict[str, Any]:
-    """The parameters of ``settle``, but for the number of the operation."""
+    """The parameters of ``settle``, except for the number of the operation."""
     return {
         "key": key,
         "version": version,
@@ -239,7 +239,7 @@ def settle_params(key: str, version: int, settlement: Settlement) -> dict[str, A
 
 
 def log_params(run: str, rows: Sequence[Row], tenant: str = "default", workspace: str = "default") -> dict[str, Any]:
-    """The parameters of the log's part of a statement; tenant and workspace count only for a run nobody opened."""
+    """The parameters of the log part of a statement; tenant and workspace count only for a run nobody opened."""
     return {
         "run": run,
         "types": text_array([row.type for row in rows]),

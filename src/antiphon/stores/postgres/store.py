@@ -14,13 +14,13 @@ _SCHEMA = "antiphon"
 
 
 class PostgresStore:
-    """A PostgreSQL database, described; each gateway opens its own journal.
+    """Describes a PostgreSQL database; each gateway opens its own journal.
 
-    The tables live in *schema* and are made or brought up to date by the first connection (``migrate=False``:
-    only by :meth:`migrate`). A journal uses up to *max_connections*, and a process one more to listen with as soon as
-    somebody waits. A server that goes away is waited for *reconnect_s*. Through a PgBouncer that pools transactions
-    say ``pgbouncer=True``, and give *listen_dsn*, a direct address, unless waiting may poll every *poll_s*.
-    Where only an address can be given, it may carry any of these: ``postgresql://host/db?antiphon_schema=team``.
+    The tables live in *schema* and are created or migrated by the first connection (``migrate=False``: only by
+    :meth:`migrate`). A journal uses up to *max_connections*, and a process one more to listen on as soon as somebody
+    waits. If the server goes away, the store waits *reconnect_s* for it. Through a PgBouncer that pools transactions,
+    pass ``pgbouncer=True``, and *listen_dsn*, a direct address, unless waiting may poll every *poll_s*. Where only an
+    address can be given, it may carry any of these: ``postgresql://host/db?antiphon_schema=team``.
 
     >>> PostgresStore("postgresql://ada:secret@db.example/agents").url
     'postgresql://ada@db.example/agents'
@@ -63,7 +63,7 @@ class PostgresStore:
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets; a schema of its own belongs to it, for it makes another store."""
+        """Where it is, without secrets; includes a non-default schema, which makes it a different store."""
         place, schema = without_secrets(self._options.dsn), self._options.schema
         if schema == _SCHEMA:
             return place
@@ -74,14 +74,14 @@ class PostgresStore:
         return f"PostgresStore({self.url!r}, schema={self._options.schema!r})"
 
     def open_sync(self) -> SyncJournal:
-        """A journal for threads. It connects when it is first used."""
+        """A journal for threads. It connects on first use."""
         from antiphon.stores.postgres.engine import Engine
         from antiphon.stores.postgres.journal import PostgresJournal
 
         return SyncFromAsync(PostgresJournal(Engine(self._options)))
 
     def open_async(self) -> Journal:
-        """A journal for the running event loop. It connects when it is first used."""
+        """A journal for the running event loop. It connects on first use."""
         from antiphon.stores.postgres.engine import AsyncEngine
         from antiphon.stores.postgres.journal import PostgresJournal
 
@@ -104,9 +104,9 @@ class PostgresStore:
 
 
 def _import_driver() -> None:
-    """Import all that a journal needs, or say what to install if psycopg or its pool is missing or too old.
+    """Import everything that a journal needs, or say what to install if psycopg or its pool is missing or too old.
 
-    Not with the first call: in a process that forks while a thread imports, the child would wait for that for ever.
+    Not on the first call: if a process forks while a thread imports, the child would wait for that import forever.
     """
     needed = missing_extra("psycopg", "postgres", "PostgresStore", ">= 3.3")
     try:

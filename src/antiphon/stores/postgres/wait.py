@@ -1,8 +1,8 @@
-"""Waiting by push: one listening connection per process tells every local waiter, thread or task.
+"""Waits by push: one listening connection per process notifies every local waiter, thread or task.
 
-A thread owns the connection. It flags the claims somebody waits for, so that only those are announced when they end
-(an announcement takes a lock that all commits of the server share), and it looks again on its own at the end of a
-lease and after a reconnect. Nothing else polls.
+A thread owns the connection. It flags the claims that have waiters, so that only those are announced when they end (an
+announcement takes a lock that all commits of the server share), and it reads again on its own at the end of a lease and
+after a reconnect. Nothing else polls.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _log = logging.getLogger("antiphon.stores")
 _BATCH = 500
 _BACKOFF_S = (0.1, 2.0)
 _NAME = 512
-"""How much of a key or tenant an announcement carries."""
+"""How much of a key or tenant a notification carries."""
 
 
 class Subscriber:
-    """The listener of one process and one schema. Started by the first who waits."""
+    """The listener of one process and one schema. Started by the first waiter."""
 
     def __init__(self, options: Options) -> None:
         self.pid: int = os.getpid()
@@ -57,7 +57,7 @@ class Subscriber:
         self._pipe: tuple[int, int] | None = None
 
     def add(self, key: str, version: int, waiter: Waiter) -> None:
-        """Wake *waiter* when this version of the claim has ended, or its lease."""
+        """Wake *waiter* when this version of the claim, or its lease, has ended."""
         with self._lock:
             watch = self._waiters.add(to_text(key), version, waiter)
         self._start()
@@ -70,7 +70,7 @@ class Subscriber:
             self._waiters.discard(to_text(key), version, waiter)
 
     def subscribe(self, tenant: str, told: Told) -> Callable[[], None]:
-        """Call *told* with every breaker row of *tenant*, at once and whenever one changes; returns how to end it."""
+        """Call *told* with every breaker row of *tenant*, now and on each change; returns a function that ends it."""
         tenant = to_text(tenant)
         with self._lock:
             self._told.setdefault(tenant, []).append(told)
@@ -86,7 +86,7 @@ class Subscriber:
         return unsubscribe
 
     def stop(self) -> None:
-        """Let the thread disconnect, without waiting for it, and wake whoever still waits."""
+        """Let the thread disconnect, without waiting for it, and wake all remaining waiters."""
         self._stopping.set()
         self._signal()
         self._wake_all()
@@ -96,7 +96,7 @@ class Subscriber:
             self._thread.start(self._run)
 
     def _signal(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # it is signalled already
+        with self._lock, contextlib.suppress(BlockingIOError):  # already signalled
             if self._pipe is not None:
                 os.write(self._pipe[1], b"!")
 
@@ -108,7 +108,7 @@ class Subscriber:
         try:
             self._serve(signals)
         finally:
-            with self._lock:  # its number may soon belong to another file
+            with self._lock:  # its number may soon be that of another file
                 self._pipe = None
             os.close(signals)
             os.close(sender)
@@ -127,7 +127,7 @@ class Subscriber:
                 while not self._stopping.is_set():
                     self._listen(connection, signals)
             except broken as error:
-                # Whoever waits reads for himself: either he gets through, or he can say what is wrong.
+                # Each waiter reads for itself: either it gets through, or it can say what is wrong.
                 self._wake_all()
                 _log.log(logging.DEBUG if failures else logging.WARNING, "Not listening to PostgreSQL now: %s", error)
                 failures += 1
@@ -146,7 +146,7 @@ class Subscriber:
         connection.add_notify_handler(lambda notify: self._notified(notify.payload))
         if self._options.can_listen:
             drive(connection.script(f"LISTEN {quote(self._options.channel)}"))
-        with self._lock:  # what was announced while nobody listened must be read
+        with self._lock:  # read what was announced while nobody listened
             self._changed.update(self._told)
             for watches in self._waiters.by_key.values():
                 for watch in watches.values():
@@ -154,7 +154,7 @@ class Subscriber:
         return connection
 
     def _listen(self, connection: SyncConnection, signals: int) -> None:
-        """One round: look at what is due, then sleep until told, asked or due."""
+        """One round: read what is due, then sleep until notified, signalled or due."""
         due, wake_up = self._due()
         for start in range(0, len(due), _BATCH):
             self._look(connection, due[start : start + _BATCH])
@@ -181,7 +181,7 @@ class Subscriber:
         return due, earliest
 
     def _look(self, connection: SyncConnection, due: list[tuple[str, int]]) -> None:
-        """Flag what is still in flight, and wake those whose claim has ended or whose lease is over."""
+        """Flag what is still in flight, and wake the waiters of claims that have ended or whose lease has expired."""
         asked = sorted(due)
         keys = text_array([from_text(key) for key, _ in asked])
         versions = int8_array([version for _, version in asked])
@@ -240,7 +240,7 @@ def _pass_on(listeners: Iterable[Told], row: BreakerRow) -> None:
     for told in listeners:
         try:
             told(row)
-        except Exception:  # a listener's fault must not end everybody's listening
+        except Exception:  # one listener's failure must not end the listening of all
             _log.exception("A breaker listener failed on %r", row.key)
 
 
@@ -259,7 +259,7 @@ def acquire_subscriber(options: Options) -> Subscriber:
 
 
 def release_subscriber(subscriber: Subscriber) -> None:
-    """The last user to leave ends the connection."""
+    """The last user to release it ends the connection."""
     if subscriber.pid != os.getpid():
         return
     with _registry:
@@ -272,7 +272,7 @@ def release_subscriber(subscriber: Subscriber) -> None:
 
 
 def _after_fork() -> None:
-    """A child has neither the thread nor a right to the connection."""
+    """A child has neither the thread nor a right to use the connection."""
     global _registry
     _registry = threading.Lock()
     _subscribers.clear()

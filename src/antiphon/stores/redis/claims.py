@@ -17,20 +17,20 @@ from antiphon.stores.redis.log import RedisLog
 from antiphon.stores.redis.schema import CLEARED, Names, head_of, line_of, outcome_bytes, record_of
 
 SETTLE_RETRY_TIMEOUT_S = 5.0
-"""An outcome that is not written makes its call unknown: a server that is gone is waited for longer."""
+"""An unwritten outcome makes its call unknown, so a server that is down is waited for longer."""
 
 _HOUR_MS = 3_600_000
 _LONGEST_MS = 900_000_000_000
-"""Less than any moment: in an index, times and durations must not be mistaken for each other."""
+"""Smaller than any timestamp: in an index, times and durations must not be mistaken for each other."""
 _MOST_ABANDONED = 1000
 TOO_FEW_REPLICAS = "replicas"
-"""The reason of a claim that too few replicas have: it was given back, and other claims may need fewer."""
+"""The reason for a claim that too few replicas have: it was released, and other claims may need fewer."""
 
-_new = tuple.__new__  # half the price of a named tuple's own constructor
+_new = tuple.__new__  # half the cost of a named tuple's own constructor
 
 
 class Options(NamedTuple):
-    """What a :class:`~antiphon.stores.RedisStore` was told beyond its URL."""
+    """The arguments of :class:`~antiphon.stores.RedisStore` besides its URL."""
 
     wait_replicas: int
     wait_ms: int
@@ -49,7 +49,7 @@ class RedisClaims(RedisLog):
         self._abandoned: deque[tuple[str, str, bool]] = deque(maxlen=_MOST_ABANDONED)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start what a cancelled caller leaves behind; a synchronous caller is never cancelled."""
+        """Start the work that a cancelled caller leaves behind; a synchronous caller is never cancelled."""
         work.close()
 
     def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Begun]:
@@ -103,7 +103,7 @@ class RedisClaims(RedisLog):
         return _answer(key, reply)
 
     def _pin_words(self, pin: Pin, template: ClaimTemplate) -> tuple[str, int, int]:
-        """Where the mark of a call is kept, the mark, and for how long."""
+        """The key of a call's mark, the mark, and how long it is kept."""
         call, mark = pin
         return self._names.shard(call).pin + call, mark, max(1, template.ttl_ms)
 
@@ -129,7 +129,7 @@ class RedisClaims(RedisLog):
         return schema.CLAIM.call(5, *keys, place, *values, *mark)
 
     async def _claim_and_wait(self, key: str, nonce: str, words: Words, wanted: int) -> Any:
-        """A claim counts only when enough replicas have it: a failover then cannot forget it (fail closed)."""
+        """A claim counts only once enough replicas have it, so that a failover cannot forget it (fail closed)."""
         reply, confirmed = await self._client.execute_and_wait(words, wanted, self._wait_ms)
         if confirmed >= wanted or not _won(reply):
             return reply
@@ -142,14 +142,14 @@ class RedisClaims(RedisLog):
         )
 
     async def _release(self, key: str, nonce: str, *, waited: bool = False) -> None:
-        """Give back a claim that was never dispatched; on the connection of the claim, which keeps their order."""
+        """Release a claim that was never dispatched; on the connection of the claim, which keeps their order."""
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
         words = schema.RELEASE.call(3, *keys, nonce, shard.channel, key)
         await (self._client.execute_and_wait(words, 0, 1) if waited else self._client.execute(words))
 
     async def _give_back(self) -> None:
-        """Release claims whose callers do not know that they have them: a server that can be reached again has them."""
+        """Release claims whose callers do not know that they hold them, once the server can be reached again."""
         while self._abandoned:
             key, nonce, waited = self._abandoned.popleft()
             try:
@@ -201,12 +201,12 @@ class RedisClaims(RedisLog):
         return bool(await self._client.execute(words, retry_timeout_s=worth_s))
 
     async def _flag(self, key: str, version: int) -> bool:
-        """Ask to be told of the next change; whether there is something to wait for."""
+        """Request a notification of the next change; returns whether there is something to wait for."""
         record = self._names.shard(key).record + key
         return bool(await self._client.execute(schema.FLAG.call(1, record, version)))
 
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
-        """A cleared record leaves how far its versions had come."""
+        """A cleared record leaves the last version that it had."""
         left: bytes | None = await self._client.execute(("GET", self._names.shard(request.key).record + request.key))
         return left is not None and left.startswith(CLEARED) and int(left[len(CLEARED) :]) >= version
 
@@ -233,24 +233,24 @@ class RedisClaims(RedisLog):
         return answers
 
     async def _note_tenant(self, tenant: str) -> None:
-        """Once per process: the sweep finds the tenants' indexes by this."""
+        """Once per process: the sweep uses this to find the tenants' indexes."""
         await self._client.execute(("SADD", self._names.tenants, tenant))
         self._tenants.add(tenant)
 
 
 def life_of(ttl_ms: int, lease_ms: int) -> int:
-    """How long a claim in flight lives: also past its lease, so that an unknown outcome is seen (D3)."""
+    """How long a claim in flight lives: longer than its lease, so that an unknown outcome is seen (D3)."""
     return max(ttl_ms, lease_ms, 1)
 
 
 def kept_for(ttl_ms: int, lease_ms: int) -> int:
-    """How long its key is kept: a TTL longer, as a clock that is set forward does not end its call."""
+    """How long its key is kept: one TTL longer, because a clock that is set forward does not end its call."""
     return life_of(ttl_ms, lease_ms) + ttl_ms
 
 
 @lru_cache(maxsize=1024)
 def _durations(ttl_ms: int, lease_ms: int) -> tuple[int, int, str]:
-    """Time of the key and of the index entry of a claim, and its durations as they stand in the record."""
+    """Time to live of a claim's key, time of its index entry, and its durations as written in the record."""
     life, kept = life_of(ttl_ms, lease_ms), kept_for(ttl_ms, lease_ms)
     return kept, -min(kept + life + _HOUR_MS, _LONGEST_MS), f" {ttl_ms} 0 {life} {lease_ms} "
 
@@ -260,12 +260,12 @@ def _crosses_slots(error: BaseException) -> bool:
 
 
 def _won(reply: Any) -> bool:
-    """Whether the answer to a claim says that it is ours."""
+    """Whether the reply to a claim says that it is ours."""
     return reply.__class__ is int or (isinstance(reply, list) and reply[0] == 1)
 
 
 def _answer(key: str, reply: Any) -> Begun:
-    """What the claim script's answer means."""
+    """The meaning of the claim script's reply."""
     if reply.__class__ is int:
         won: Claimed = _new(Claimed, (reply, reply // 1000))
         return won

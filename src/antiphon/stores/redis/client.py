@@ -1,4 +1,4 @@
-"""From a command to its reply, with redis-py: retries, scripts the server does not know, Clusters, errors in words.
+"""From a command to its reply, with redis-py: retries, scripts unknown to the server, Clusters, errors in words.
 
 Written once for both journals: the coroutines of :class:`BlockingClient` never suspend.
 """
@@ -31,18 +31,18 @@ Words = tuple[Any, ...]
 
 _BACKOFF = ExponentialWithJitterBackoff(cap=0.25, base=0.01)
 _REDIRECTIONS = 5
-"""So many are followed at once; more come of servers that do not agree who has a slot, and are retried for a time."""
+"""How many are followed at once; more of them mean that servers disagree about a slot, and are retried for a time."""
 _KEY_AT = {"EVALSHA": 3, "EVAL": 3, "MEMORY": 2}
 _LOST = (redis.ConnectionError, redis.TimeoutError, OSError, RedisClusterException)
 """No reply: the command may have been executed."""
 
 _TRANSIENT: Final = ("LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY ", "READONLY", "NOREPLICAS")
-"""Replies that a failover, a start or a moved slot makes go away: the command is retried."""
+"""Replies that end with a failover, a start-up or a moved slot: the command is retried."""
 _ON_THE_MOVE: Final = (AskError, ClusterError)
-"""A slot between two servers: redirections that redis-py followed until it gave up were never executed."""
+"""A slot between two servers: commands whose redirections redis-py stopped following were never executed."""
 
 MOVING: Final = "moving"
-"""The reason of an error about one slot: the others work, and the command was certainly not executed."""
+"""The reason for an error about one slot: the others work, and the command was certainly not executed."""
 
 _TOO_FEW_RIGHTS: Final = (
     "does not allow this user what the store needs",
@@ -87,14 +87,14 @@ _REASONS: Final = {
     "TRYAGAIN": MOVING,
     "ASK ": MOVING,
 }
-"""What a server that answers lacks; the others do not work for the moment."""
+"""What a server that replies lacks; all other replies mean that it does not work at the moment."""
 
 
 def pack(words: Words) -> bytes:
     """A command as it is sent.
 
-    hiredis writes texts and bytes; given a number, it asks Python for its text and does not look whether it got one: a
-    signal at that moment, whose handler raises, ends the process with a segmentation fault.
+    hiredis writes strings and bytes; given a number, it asks Python for its text and does not check whether it got one:
+    a signal at that moment, whose handler raises, ends the process with a segmentation fault.
     """
     texts: Any = tuple([word if type(word) in _TEXTS else str(word) for word in words])
     packed: bytes = pack_command(texts)
@@ -116,7 +116,7 @@ class Client:
         self._cluster = target.mode == "cluster"
         self._one_server = target.mode == "single"
         self.slots: bool = self._cluster
-        """Whether one command can only touch keys of one slot."""
+        """Whether a single command can only touch keys of one slot."""
         self._opened: Any = None
         self._opening = threading.Lock()
         self._connections: dict[Any, Any] = {}
@@ -124,12 +124,12 @@ class Client:
         self._new_nonces()
 
     def _new_nonces(self) -> None:
-        """Also after a fork: parent and child must not take each other's operations for their own."""
+        """Also after a fork: parent and child must not mistake each other's operations for their own."""
         self._salt = secrets.token_urlsafe(6)
         self._counter = itertools.count()
 
     def nonce(self) -> str:
-        """A name for one operation, the same for each of its tries."""
+        """A name for one operation, the same for all of its attempts."""
         return f"{self._salt}{next(self._counter):x}"
 
     @property
@@ -153,7 +153,7 @@ class Client:
         return reply
 
     async def execute_and_wait(self, words: Words, replicas: int, wait_ms: int) -> tuple[Any, int]:
-        """The reply, and how many replicas have confirmed the write: one round trip."""
+        """The reply, and how many replicas have confirmed the write: in one round trip."""
         since, failures, lost = time.monotonic(), 0, False
         while True:
             reply, confirmed = await self._exchange((words, ("WAIT", replicas, wait_ms)), dedicated=True)
@@ -191,9 +191,9 @@ class Client:
     async def _next(
         self, error: Exception, words: Words, again: Words, failures: int, until: float, was_lost: bool = False
     ) -> Words:
-        """What to send next, after a pause; raises if the error stays or the time is up.
+        """What to send next, after a pause; raises if the error persists or the time is up.
 
-        *was_lost*: an earlier try may have been executed.
+        *was_lost*: an earlier attempt may have been executed.
         """
         if isinstance(error, redis.exceptions.NoScriptError):
             return in_full(words)
@@ -202,7 +202,7 @@ class Client:
             if failures <= _REDIRECTIONS:
                 return words
         if isinstance(error, RedisClusterException) and isinstance(error.__cause__, Exception):
-            error = error.__cause__  # why the topology could not be read
+            error = error.__cause__  # the reason why the topology could not be read
         lost = isinstance(error, _LOST)
         transient = _reply_text(error).startswith(_TRANSIENT) or isinstance(error, _ON_THE_MOVE)
         if isinstance(error, redis.AuthenticationError) or (isinstance(error, ResponseError) and not transient):
@@ -215,7 +215,7 @@ class Client:
             raise (_refused(self.target, error, was_lost) if transient else unreachable(self.target, error)) from None
         await done(type(self)._pause(pause))
         if transient:
-            await self._disconnect()  # the server may be no primary any more
+            await self._disconnect()  # the server may no longer be a primary
         if not self._one_server:
             await self._refresh()
         return again if lost else words
@@ -234,22 +234,22 @@ class Client:
         return self._redis.primary
 
     async def _ask(self) -> None:
-        """Ask Sentinel, unless another has done so meanwhile; leave a primary that it names no more."""
+        """Ask Sentinel, unless another caller has done so meanwhile; leave a primary that it no longer names."""
         if not self._redis.current and (former := await self._redis.ask()) is not None:
             await self._disconnect()
-            self._connections.pop(former.connection_pool, None)  # what a thread puts back there is used no more
+            self._connections.pop(former.connection_pool, None)  # connections returned there are not used again
             with contextlib.suppress(RedisError, *_LOST):
                 await close(former)
 
     async def _follow(self, words: Words, **options: Any) -> Any:
-        """The reply as redis-py's own client gets it, which follows redirections."""
+        """The reply as redis-py's own client gets it, following redirections."""
         try:
             return await done(self._redis.execute_command(*words, **options))
         except (RedisError, *_LOST) as error:
             return error
 
     async def _refresh(self, moved: MovedError | None = None) -> None:
-        """Read the topology of the Cluster again, or correct one slot of it; have Sentinel asked again."""
+        """Read the topology of the Cluster again, or correct one slot of it; make Sentinel be asked again."""
         with contextlib.suppress(RedisError, *_LOST):
             if not self._cluster:
                 self._redis.doubt()
@@ -268,7 +268,7 @@ class Client:
         raise NotImplementedError
 
     def _exchange(self, commands: Sequence[Words], *, dedicated: bool = False) -> Awaitable[list[Any]]:
-        """The replies to commands for one server; whatever went wrong is a value.
+        """The replies to commands for one server; errors are returned as values.
 
         *dedicated*: on a connection that no other caller waits for.
         """
@@ -279,15 +279,15 @@ class Client:
         raise NotImplementedError
 
     def _disconnect(self) -> Awaitable[None]:
-        """Connect again before the next command."""
+        """Reconnect before the next command."""
         raise NotImplementedError
 
 
 class PipelinedConnection:
-    """A redis-py connection that the callers of one event loop share; it connects when needed, also after it was lost.
+    """A redis-py connection shared by the callers of one event loop; it connects when needed, also after it was lost.
 
-    Commands given in one iteration of the loop leave in one write; replies are matched in order. A caller that is
-    cancelled only stops listening: its command is still answered, so replies never shift.
+    Commands given in one iteration of the loop are sent in one write; replies are matched in order. A cancelled caller
+    only stops listening: its command is still answered, so replies never shift.
     """
 
     def __init__(self, make: Callable[[], Any], timeout_s: float, connect_timeout_s: float) -> None:
@@ -304,20 +304,20 @@ class PipelinedConnection:
         self._timer: asyncio.TimerHandle | None = None
 
     def send(self, data: bytes) -> asyncio.Future[Any]:
-        """The reply to a packed command; an error reply or a lost connection is an exception as value."""
+        """The reply to a packed command; an error reply or a lost connection is an exception returned as a value."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._queue.append((data, future))
         if self._task is None:
             self._task = self._loop.create_task(self._run())
         elif not self._sent:
-            self._flush()  # nothing is under way: a lone caller need not wait for others to join
+            self._flush()  # nothing is pending: a lone caller need not wait for others to join
         elif not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
         return future
 
     async def disconnect(self, *, at_once: bool) -> None:
-        """Be used no more: close when all is answered, or *at_once*."""
+        """Accept no more commands: close when all are answered, or *at_once*."""
         self._retired = True
         task = self._task
         if task is not None and (at_once or not (self._sent or self._queue)):
@@ -369,7 +369,7 @@ class PipelinedConnection:
             if self._timer is None:
                 self._timer = self._loop.call_later(self._timeout_s, self._check)
             self._sent.extend([future for _, future in batch])
-            with contextlib.suppress(RuntimeError):  # closed already, says uvloop; whoever reads says what was lost
+            with contextlib.suppress(RuntimeError):  # closed already, says uvloop; the reader reports what was lost
                 self._writer.write(b"".join([data for data, _ in batch]))
 
     async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
@@ -384,7 +384,7 @@ class PipelinedConnection:
                 future.set_result(reply)
 
     def _check(self) -> None:
-        """Give up a connection on which a reply has been due for the timeout."""
+        """Drop a connection on which a reply is overdue by the timeout."""
         self._timer = None
         if self._sent:
             due = self._last_reply + self._timeout_s
@@ -404,7 +404,7 @@ async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def end_if_cancelled() -> None:
-    """To be called after redis-py has written: the same, for the one cancellation with which an event loop ends."""
+    """Call this after redis-py has written: the same, for the single cancellation with which an event loop ends."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -440,7 +440,7 @@ class AsyncClient(Client):
         return [await reply for reply in replies]
 
     def _connection(self, server: Any, dedicated: bool) -> PipelinedConnection:
-        options = {**server.connection_kwargs, "socket_timeout": None}  # an idle connection is no error
+        options = {**server.connection_kwargs, "socket_timeout": None}  # an idle connection is not an error
         timeouts = (self.target.options["socket_timeout"], self.target.options["socket_connect_timeout"])
         connection = PipelinedConnection(lambda: server.connection_class(**options), *timeouts)
         self._connections[server, dedicated] = connection
@@ -457,7 +457,7 @@ class AsyncClient(Client):
 
 
 class BlockingClient(Client):
-    """Threads take idle connections; taking one and putting it back are atomic, so no lock is needed."""
+    """Threads take idle connections; taking one and returning it are atomic, so no lock is needed."""
 
     _library = "redis"
     _pause = time.sleep
@@ -508,7 +508,7 @@ class BlockingClient(Client):
                 connection.disconnect()  # the next user would get the wrong reply
             if not isinstance(error, (RedisError, *_LOST)):
                 raise
-            await self._disconnect()  # what broke one connection has most likely broken all of them
+            await self._disconnect()  # whatever broke one connection has most likely broken all of them
             return [error] * len(commands)
         idle.append(connection)
         if self._closed:
@@ -534,13 +534,13 @@ def _read(connection: Any) -> Any:
 
 
 def _reply_text(error: Exception) -> str:
-    """An error reply as the server sent it: redis-py takes its code off."""
+    """An error reply as the server sent it: redis-py strips its code."""
     code = getattr(error, "status_code", None)
     return f"{code} {error}" if code else str(error)
 
 
 def _refused(target: Target, error: Exception, was_lost: bool = False) -> StoreUnavailable:
-    """An error reply in words: what it means, which setting to look at."""
+    """An error reply in words: what it means, which setting to check."""
     text = _reply_text(error)
     for start, (meaning, hint) in _MEANING.items():
         if text.startswith(start) or f" -{start}" in text:  # inside a script, older servers put words before it
@@ -551,7 +551,7 @@ def _refused(target: Target, error: Exception, was_lost: bool = False) -> StoreU
 
 
 def unreachable(target: Target, error: BaseException) -> StoreUnavailable:
-    """The network's error in words."""
+    """A network error in words."""
     why = f"{error.__class__.__name__}: {error}"
     hint = f"Is it running, and is {target.setting} right?"
     if target.options.get("ssl"):
@@ -560,7 +560,7 @@ def unreachable(target: Target, error: BaseException) -> StoreUnavailable:
 
 
 def closed() -> StoreUnavailable:
-    """For whoever uses a journal after its end."""
+    """For calls on a journal after it was closed."""
     return StoreUnavailable("The store was closed.", hint="Open it again.", reason="closed")
 
 

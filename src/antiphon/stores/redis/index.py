@@ -1,7 +1,7 @@
-"""Listing, counting and sweeping claims in small steps: no command here holds the server up.
+"""Listing, counting and sweeping claims in small steps: no command here blocks the server for long.
 
-Each shard has one sorted set of claims per tenant, the newest first. A list is merged from the newest
-ends; the rest walks the sets in batches and lets a script look at the records of one batch.
+Each shard has one sorted set of claims per tenant, newest first. A list is merged from the newest ends; everything else
+walks the sets in batches and lets a script check the records of one batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from antiphon.stores.redis.schema import CLEARED, Names, Shard, record_of, text_
 
 BATCH = 128
 _EARLIEST = -1_000_000_000_000
-"""Entries have minus their time in ms as score; the set's own mark has one above this."""
+"""The score of an entry is minus its time in ms; the set's own mark has a score above this."""
 _SAMPLE = 32
 _FIRST_RANK = 1
 """From the end: the set's own mark comes last."""
@@ -34,7 +34,7 @@ Replies = list[Any]
 
 
 class RedisIndex:
-    """What operators ask of all claims of a tenant."""
+    """What operators query about all claims of a tenant."""
 
     _client: Client
     _names: Names
@@ -67,7 +67,7 @@ class RedisIndex:
         return found[:limit]
 
     async def _entry(self, tenant: str, place: Cursor) -> Entry:
-        """The entry of a record; as it was made, if it is gone or the key has a new record since."""
+        """The entry of a record; its original one, if it is gone or the key has a new record since."""
         number = self._names.number(place.id)
         score = await self._client.execute(("ZSCORE", self._names.shards[number].entries + tenant, place.id))
         if score is None or any(record.fence != place.at for record in await self._records([(0, number, place.id)])):
@@ -104,7 +104,7 @@ class RedisIndex:
         return dict(numbers)
 
     async def _sweep_claims(self, tenants: Iterable[str], limit: int) -> int:
-        """Drop index entries whose records Redis has expired; the next call goes on where this one stopped."""
+        """Drop index entries whose records Redis has expired; the next call continues where this one stopped."""
         first = self._sweep_rank
         last = first + max(_LEAST_SWEPT, -(-limit // len(self._names.shards))) - 1
         dropped = seen = 0
@@ -123,7 +123,7 @@ class RedisIndex:
         return dropped
 
     async def usage(self, tenant: str) -> Mapping[str, float]:
-        """Records of a tenant and the server's memory for one, measured on some of the newest (for ``doctor``)."""
+        """A tenant's record count and the server's memory per record, sampled from the newest (for ``doctor``)."""
         entries = 0
         for count in await self._over_shards("ZCARD", tenant):
             entries += max(0, count - 1)

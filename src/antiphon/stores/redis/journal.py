@@ -69,7 +69,7 @@ class AsyncRedisJournal(RedisJournal):
         await self._subscriber.wait(key, version, timeout_s)
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None]:
-        """Call *callback* in the event loop with each saved row of *tenant*, own ones included; returns how to stop."""
+        """Call *callback* in the event loop with each saved row of *tenant*, including ours; returns how to stop."""
 
         async def reload() -> None:
             for row in await self.load_breakers(tenant):
@@ -91,7 +91,7 @@ class AsyncRedisJournal(RedisJournal):
 
 
 class BlockingJournal(RedisJournal):
-    """Coroutines that never suspend, on blocking connections; a thread subscribes once somebody waits."""
+    """Coroutines that never suspend, on blocking connections; a thread subscribes once there is a waiter."""
 
     def __init__(self, target: Target, names: Names, options: Options) -> None:
         self._blocking = BlockingClient(target, options.retry_timeout_s)
@@ -112,7 +112,7 @@ class BlockingJournal(RedisJournal):
         self._in_background().run(lambda journal: journal.wait(key, version, timeout_s))
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None]:
-        """Call *callback* in the subscriber's thread with each saved row of *tenant*; returns how to stop."""
+        """Call *callback* in the subscriber's thread with each saved row of *tenant*; returns a stop function."""
         background = self._in_background()
 
         async def subscribe(journal: AsyncRedisJournal) -> Callable[[], None]:
@@ -130,7 +130,7 @@ class BlockingJournal(RedisJournal):
             return self._background
 
     def after_fork(self) -> None:
-        """In the child: leave the parent's connections alone, and have threads and locks of our own."""
+        """In the child: leave the parent's connections alone, and create new threads and locks."""
         self._blocking.after_fork()
         self._background = None
         self._starting = threading.Lock()
@@ -156,7 +156,7 @@ class SyncRedisJournal(SyncFromAsync):
 
 
 class _Background:
-    """A thread with an event loop and an asynchronous journal, which waits for all threads of the process."""
+    """A thread with an event loop and an asynchronous journal, which waits on behalf of all threads of the process."""
 
     def __init__(self, open_journal: Callable[[], AsyncRedisJournal]) -> None:
         self._loop = asyncio.new_event_loop()
@@ -164,13 +164,13 @@ class _Background:
         self._journal: AsyncRedisJournal | None = None
         self._stopped = asyncio.Event()
         self._waiting: set[SimpleQueue[Any]] = set()
-        """Where those who wait for a result get it; copying a set is atomic."""
+        """Where threads that wait for a result receive it; copying a set is atomic."""
         self._thread = threading.Thread(target=self._serve, name="antiphon-redis-subscriber", daemon=True)
         self._thread.start()
 
     def run(self, work: Callable[[AsyncRedisJournal], Coroutine[Any, Any, T]]) -> T:
         """The result of *work*, which runs in the loop of the thread; this thread waits."""
-        # A lock could stay taken when this thread is interrupted.
+        # A lock could remain held when this thread is interrupted.
         ended: SimpleQueue[asyncio.Task[T] | None] = SimpleQueue()
         begun: list[asyncio.Task[T]] = []
 
@@ -185,7 +185,7 @@ class _Background:
         self._waiting.add(ended)
         try:
             self.post(begin)
-            if self._loop.is_closed():  # those who wait may have been told before we were among them
+            if self._loop.is_closed():  # the waiters may have been notified before we were among them
                 ended.put(None)
             task = ended.get()
         except BaseException:
@@ -198,7 +198,7 @@ class _Background:
         return task.result()
 
     def post(self, function: Callable[[], object]) -> None:
-        """Call *function* in the loop of the thread, unless that has ended."""
+        """Call *function* in the loop of the thread, unless that loop has ended."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function)
 
@@ -215,7 +215,7 @@ class _Background:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._main())
         finally:
-            for ended in tuple(self._waiting):  # what they asked for may never have begun
+            for ended in tuple(self._waiting):  # what they requested may never have started
                 ended.put(None)
 
     async def _main(self) -> None:
@@ -241,7 +241,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _fields(info: Any) -> Mapping[str, str]:
-    """The fields of ``INFO``: a text, or parsed by redis-py."""
+    """The fields of ``INFO``: a string, or parsed by redis-py."""
     if isinstance(info, dict):
         return {name: str(value) for name, value in info.items()}
     lines = (line.partition(":") for line in info.decode().splitlines() if ":" in line)

@@ -1,4 +1,4 @@
-"""Run log and breaker states on Redis. The log is plain: a manifest and a list of events for each run.
+"""Run log and breaker states on Redis. The log is simple: a manifest and a list of events for each run.
 
 Redis keeps the log in memory; teams put it on PostgreSQL or SQLite with ``ComposedStore``.
 """
@@ -20,11 +20,11 @@ from antiphon.stores.redis.schema import Names
 _PAGE = 200
 _SWEPT = 200
 _LOOK_BACK = 1000
-"""How many events can follow one whose answer got lost before it is written again."""
+"""How many events can follow one whose reply was lost before it is written again."""
 
 _encode = msgspec.json.Encoder().encode
 breaker_of: Callable[[bytes | str], BreakerRow] = msgspec.json.Decoder(BreakerRow).decode
-"""The row that a message on the channel of breakers carries."""
+"""Decodes the row in a message on the breaker channel."""
 
 
 class RedisLog:
@@ -113,7 +113,7 @@ class RedisLog:
         await self._client.execute(schema.BREAKER.call(1, name, row.key, row.epoch, _encode(row), channel))
 
     async def _sweep_breakers(self, tenant: str) -> None:
-        """Drop the states that ended long ago: each process of a fleet leaves one behind."""
+        """Drop states that ended long ago: each process of a fleet leaves one behind."""
         until = time.time_ns() // 1_000_000 - BREAKER_KEPT_MS
         gone = [row for row in await self.load_breakers(tenant) if 0 < row.until_ms < until]
         if gone:

@@ -5,7 +5,7 @@ Everything of one intent carries the hash tag of its shard: one Cluster slot.
 Claims are spread over 256 shards by a checksum of their key. A shard also holds the index of its claims
 by tenant, so that a script can keep record and index in step and still touch one slot only.
 
-How a claim record lies in Redis: one string of lines, which a script can compare and change without decoding a body.
+How a claim record is stored in Redis: one string of lines, which a script can compare and change without decoding it.
 
 | line | holds                                                                                                |
 |------|------------------------------------------------------------------------------------------------------|
@@ -16,7 +16,7 @@ How a claim record lies in Redis: one string of lines, which a script can compar
 | 6, 7 | outcome and result, once it is settled                                                               |
 
 Moments are microseconds of the server's clock; TTL, life and lease are milliseconds from the moment in line 1. All text
-is JSON, so a line holds no newline. A record that was cleared leaves ``t VERSION``, so that versions go on.
+is JSON, so a line contains no newline. A cleared record leaves ``t VERSION``, so that versions continue from there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SOURCES: dict[bytes, bytes] = {}
 
 
 class Shard(NamedTuple):
-    """The beginnings of the names in one shard; ``entries`` is the index."""
+    """The prefixes of the names in one shard; ``entries`` is the index."""
 
     record: str
     history: str
@@ -69,7 +69,7 @@ class Names:
         self.tenants: str = f"{prefix}:tenants"
 
     def shard(self, key: str) -> Shard:
-        """Where the intent *key* lives."""
+        """The shard of the intent *key*."""
         return self.shards[crc32(key.encode()) & 255]
 
     def number(self, key: str) -> int:
@@ -86,7 +86,7 @@ class Names:
         return f"{self.prefix}:runs:{tenant}"
 
     def breakers(self, tenant: str) -> tuple[str, str]:
-        """Breaker states of a tenant, and the channel that tells of them."""
+        """Breaker states of a tenant, and the channel that announces them."""
         name = f"{self.prefix}:breakers:{tenant}"
         return name, f"{name}:changed"
 
@@ -97,7 +97,7 @@ def _shard(prefix: str, number: int) -> Shard:
 
 
 class Script:
-    """One script, called by its digest and sent in full where the server does not know it (yet)."""
+    """One script, called by its digest and sent in full if the server does not know it (yet)."""
 
     __slots__ = ("digest",)
 
@@ -159,11 +159,11 @@ _text_of = msgspec.json.Decoder(str).decode
 _outcome_from = msgspec.json.Decoder(Outcome).decode
 _FORMAT = b"%d" % RECORD_VERSION
 CLEARED = b"t "
-"""How what a cleared record leaves behind begins."""
+"""The prefix of what a cleared record leaves behind."""
 
 
 def head_of(request: ClaimRequest) -> bytes:
-    """Identity, tool, session and the rest: what the claim says about the call, once for its whole life."""
+    """Identity, tool, session and the rest: what the claim says about the call, for its whole life."""
     template = request.template
     rest: tuple[str | None, ...] = (
         request.idempotency_key,
@@ -186,7 +186,7 @@ def head_of(request: ClaimRequest) -> bytes:
 
 
 def line_of(text: str) -> bytes:
-    """A text as it stands in a record."""
+    """A string as it is written in a record."""
     return _encode(text)
 
 

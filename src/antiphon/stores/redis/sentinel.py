@@ -1,4 +1,4 @@
-"""The primary that Sentinel names, also while a process runs: a primary that was demoted may answer for seconds."""
+"""The primary that Sentinel names, checked while the process runs: a demoted primary may answer for seconds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from redis.exceptions import RedisError
 from antiphon.stores.redis.url import Target, open_sentinels, open_server
 
 ASK_EVERY_S = 0.1
-"""Whoever sends a command asks Sentinel first if its answer is older."""
+"""A command is preceded by a query to Sentinel if its last answer is older."""
 _SHARE = 10
-"""Sentinels that are slow or gone are asked less often: that takes a tenth of the time at most."""
+"""Slow or missing Sentinels are asked less often: that takes at most a tenth of the time."""
 
 
 class Sentinels:
-    """The client of redis-py for the primary, and how it is found. Not for two askers at once."""
+    """The redis-py client of the primary, and how it is found. Not for two concurrent askers."""
 
     def __init__(self, target: Target, library: str) -> None:
         self._target = target
@@ -39,7 +39,7 @@ class Sentinels:
     async def ask(self) -> Any:
         """The client of the former primary, if there is a new one.
 
-        If no Sentinel can name one, the one that is known stays: what it answers, or does not, is its own affair.
+        If no Sentinel can name one, the known one stays, whether it answers or not.
         """
         began = time.monotonic()
         try:
@@ -57,9 +57,9 @@ class Sentinels:
         return former
 
     async def _named(self) -> Any:
-        """Sentinel's own answer comes first: the state that redis-py reads has the old primary for longer."""
+        """Sentinel's own answer takes precedence: the state that redis-py reads names the old primary for longer."""
         service = self._target.service
-        await done(self._sentinels.discover_master(service))  # a Sentinel that sees a primary; it is the first now
+        await done(self._sentinels.discover_master(service))  # a Sentinel that sees a primary; it is now the first one
         return await done(self._sentinels.sentinels[0].sentinel_get_master_addr_by_name(service))
 
     async def close(self) -> None:

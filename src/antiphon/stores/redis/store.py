@@ -23,10 +23,10 @@ class RedisStore:
     >>> RedisStore("redis://user:secret@cache.example:6379/0").url
     'redis://user@cache.example:6379/0'
 
-    *wait_replicas* is the least number of replicas that must have every claim before it counts; a single
-    claim can ask for more; they have *wait_ms* to confirm it. *retry_timeout_s* is how long a command is retried
-    while the server cannot be reached; *patience_s* is its old name. In the URL, options are ``antiphon_NAME`` and
-    win over the arguments. *setting* is where the URL was configured, for messages.
+    *wait_replicas* is the minimum number of replicas that must have every claim before it counts; a single claim can
+    ask for more; they have *wait_ms* to confirm it. *retry_timeout_s* is how long a command is retried while the server
+    cannot be reached; *patience_s* is its old name. In the URL, options are ``antiphon_NAME`` and take precedence over
+    the arguments. *setting* is where the URL was configured, for messages.
     """
 
     in_process = False
@@ -64,7 +64,7 @@ class RedisStore:
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets; a prefix of its own belongs to it, for it makes another store."""
+        """Where it is, without secrets; includes a non-default prefix, which makes it a different store."""
         place = self._target.safe_url
         if self.prefix == _PREFIX:
             return place
@@ -86,9 +86,9 @@ class RedisStore:
 
 
 def _import_driver() -> None:
-    """Import all that a journal needs, or say what to install.
+    """Import everything that a journal needs, or say what to install.
 
-    Not with the first call: in a process that forks while a thread imports, the child would wait for that for ever.
+    Not on the first call: if a process forks while a thread imports, the child would wait for that import forever.
     """
     try:
         import hiredis  # noqa: F401

@@ -1,12 +1,12 @@
-"""Where a Redis is and how to log in: URLs as redis-py reads them, plus Sentinel and Cluster.
+"""Where a Redis server is and how to log in: URLs as redis-py reads them, plus Sentinel and Cluster.
 
     redis://[user:password@]host[:port][/db]        rediss:// the same over TLS
     unix://[user:password@]/path/to/socket[?db=0]
     redis+sentinel://[user:password@]host:port[,host:port]/service[/db][?sentinel_password=…]
     redis+cluster://[user:password@]host:port[,host:port]
 
-``valkey`` may stand for ``redis`` in each of them, and ``rediss+…`` gives TLS. The store's own options may stand in
-the URL too, as ``antiphon_NAME``.
+``valkey`` may replace ``redis`` in each of them, and ``rediss+…`` uses TLS. The store's own options may be in the URL,
+too, as ``antiphon_NAME``.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _SENTINEL_TIMEOUT_S = 0.5
 
 
 class Target(NamedTuple):
-    """A server, a set of Sentinels, or a Cluster, with everything that its URL says."""
+    """A server, a set of Sentinels, or a Cluster, with everything in its URL."""
 
     mode: Mode
     addresses: tuple[tuple[str, int], ...]
     options: Mapping[str, Any]
     """Keyword arguments of a redis-py client."""
     safe_url: str
-    """Without password: fit for logs and errors."""
+    """Without password: safe for logs and errors."""
     service: str = ""
     sentinel_options: Mapping[str, Any] = {}
     own: Mapping[str, Any] = {}
@@ -69,19 +69,19 @@ class Target(NamedTuple):
 
 
 class _Unusable(ValueError):
-    """What is wrong with a URL; never a piece of it."""
+    """What is wrong with a URL; never contains a part of it."""
 
 
 def parse(url: str, setting: str = "") -> Target:
-    """Read *url*; anything unusable is a :class:`~antiphon.errors.ConfigError` that names the *setting*, if any."""
+    """Parse *url*; anything unusable is a :class:`~antiphon.errors.ConfigError` that names the *setting*, if any."""
     try:
         target = _parse(url)
         return target._replace(setting=setting) if setting else target
     except _Unusable as error:
         what = str(error)
-    except ValueError:  # its text could hold a piece of a password
+    except ValueError:  # its text could contain part of a password
         what = "it is invalid; write special characters of a password as %XX"
-    except OSError as error:  # a certificate or key that cannot be read; ssl.SSLError is one too
+    except OSError as error:  # a certificate or key that cannot be read; ssl.SSLError is an OSError, too
         what = f"TLS: {error}"
     check = f"Check the setting {setting}; a usual one" if setting else "A usual one"
     raise ConfigError(
@@ -142,7 +142,7 @@ def _own_options(query: str) -> dict[str, Any]:
 
 
 def _read(url: str, *, secure: bool) -> dict[str, Any]:
-    """What redis-py reads in *url*, without host and port, as keyword arguments of its clients."""
+    """What redis-py reads from *url*, without host and port, as keyword arguments of its clients."""
     try:
         from redis.connection import parse_url
     except ImportError:
@@ -166,7 +166,7 @@ def _read(url: str, *, secure: bool) -> dict[str, Any]:
 
 
 def _check_tls(options: Mapping[str, Any]) -> None:
-    """Load certificates and keys once: a file that is missing is an error of the URL, not of the first call."""
+    """Load certificates and keys once: a missing file is an error of the URL, not of the first call."""
     from redis.asyncio import SSLConnection
     from redis.exceptions import RedisError
 
@@ -182,7 +182,7 @@ def _address(text: str, default_port: int) -> tuple[str, int]:
 
 
 def _safe(scheme: str, rest: str) -> str:
-    """The URL without password and without options (they can hold passwords too)."""
+    """The URL without password and without options (they can contain passwords, too)."""
     rest, _, query = rest.partition("?")
     login, mark, place = rest.rpartition("@")
     user = login.partition(":")[0]
@@ -191,7 +191,7 @@ def _safe(scheme: str, rest: str) -> str:
 
 
 def open_redis(target: Target, library: str) -> Any:
-    """A client of redis-py; *library* is ``redis`` or ``redis.asyncio``. It does not retry: we do, for a time."""
+    """A redis-py client; *library* is ``redis`` or ``redis.asyncio``. It does not retry: the store does, for a time."""
     if target.mode != "cluster":
         return open_server(target, library, target.addresses[0])
     lib, options = _library(target, library)
@@ -207,7 +207,7 @@ def open_server(target: Target, library: str, address: tuple[str, int]) -> Any:
 
 
 def open_sentinels(target: Target, library: str) -> Any:
-    """The same for the Sentinels of *target*. One that does not answer within a moment is left for the next one."""
+    """The same for the Sentinels of *target*. One that does not answer within a moment is skipped."""
     lib, options = _library(target, library)
     given = {**target.sentinel_options, "retry": options["retry"]}
     given |= {name: min(given[name], _SENTINEL_TIMEOUT_S) for name in ("socket_timeout", "socket_connect_timeout")}

@@ -1,8 +1,8 @@
-"""Being told of changes: one subscriber per event loop for all who wait there.
+"""Notifications of changes: one subscriber per event loop for all of its waiters.
 
-Who waits for a claim subscribes to the channel of its shard, then flags the record, and only then waits: a
-change before the flag is seen by the flag itself, a change after it is published. When the subscriber had to
-connect again, every flag is set again, which also is the look at what was missed. Nothing polls.
+A waiter subscribes to the channel of the claim's shard, then flags the record, and only then waits: a change before the
+flag is seen by setting the flag, a change after it is published. After the subscriber has reconnected, every flag is
+set again, which also reveals what was missed. Nothing polls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from antiphon.stores.redis.client import cancel, end_if_cancelled
 log: logging.Logger = logging.getLogger("antiphon.stores.redis")
 
 LINGER_S = 10.0
-"""How long a channel stays subscribed after the last one who waited: the next one often comes soon."""
+"""How long a channel stays subscribed after its last waiter: the next one often comes soon."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -46,7 +46,7 @@ class _Channel:
 
 
 class Subscriber:
-    """Waiting tasks, and the connection that wakes them. One cancelled waiter concerns nobody else."""
+    """Waiting tasks, and the connection that wakes them. Cancelling one waiter affects no other."""
 
     def __init__(
         self,
@@ -150,11 +150,11 @@ class Subscriber:
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 
     async def _update(self, pubsub: Any, subscribed: dict[str, _Channel]) -> None:
-        """Keep the subscriptions in step with the channels that somebody uses.
+        """Keep the subscriptions in step with the channels in use.
 
-        One that was let go and entered again is subscribed again: only the server's answer makes it ready.
+        A channel that was left and entered again is subscribed again: only the server's reply makes it ready.
         """
-        with contextlib.suppress(OSError, RedisError):  # the reader notices it, too, and connects again
+        with contextlib.suppress(OSError, RedisError):  # the reader notices it, too, and reconnects
             while True:
                 self._changed.clear()
                 wanted = dict(self._channels)
@@ -175,7 +175,7 @@ class Subscriber:
             for on_message, _ in tuple(channel.listeners.values()):
                 try:
                     on_message(message["data"])
-                except Exception:  # a callback of somebody else must not disturb the others
+                except Exception:  # one failing callback must not disturb the others
                     log.exception("a listener failed")
         elif message["type"] == "subscribe":
             channel.ready.set()
@@ -184,7 +184,7 @@ class Subscriber:
             self._spawn(self._flag_again(channel))
 
     async def _flag_again(self, channel: _Channel) -> None:
-        """After a gap: whoever waits on *channel* may have missed a message."""
+        """After a gap: the waiters on *channel* may have missed a message."""
         watched = [(key, version) for key, watches in self._waiters.by_key.items() for version in watches]
         for key, version in [which for which in watched if self._channel_of(which[0]) == channel.name]:
             try:
@@ -213,6 +213,6 @@ async def _stop(updating: asyncio.Task[None] | None, pubsub: Any) -> None:
 
 
 def _watched(message: bytes) -> tuple[str, int]:
-    """Whom a message about a claim concerns: ``VERSION KEY``. Nobody waits for what is not such a message."""
+    """The claim that a message is about: ``VERSION KEY``. Other messages have no waiters."""
     version, _, key = message.partition(b" ")
     return key.decode(errors="replace"), int(version) if version.isdigit() else 0

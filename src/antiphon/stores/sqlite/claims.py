@@ -28,16 +28,16 @@ from antiphon.stores._common import (
 SQL = named_queries(Path(__file__).with_name("queries.sql"))
 _CLAIM, _EXECUTION, INSERT_CLAIM, SETTLE = SQL["claim"], SQL["execution"], SQL["insert_claim"], SQL["settle"]
 COLUMNS = "SELECT c." + ", c.".join(_CLAIM[len("SELECT ") : _CLAIM.index("FROM")].replace("\n", " ").split(","))
-"""The columns of a claim, for queries that call its table ``c``."""
+"""The columns of a claim, for queries that name its table ``c``."""
 
 _APART = 500
-"""So far above the versions of the current claim lies the new one of an earlier execution: they never meet."""
+"""How far the new version of an earlier execution lies above those of the current claim: they never meet."""
 LOOK_AGAIN_MS = 300_000
-"""How soon a claim that was in flight is looked at again: its outcome may have made its life shorter."""
+"""How soon a claim that was in flight is checked again: its outcome may have shortened its life."""
 
 _REQUEST = b'{"sessionKey":%b,"actorId":%b,"requestId":%b,"paramsDigest":%b,"identity":%b,"paramsDigestExact":%b}'
 _REQUEST_OF_CALL = _REQUEST[:-1] + b',"toolCallId":%b}'
-"""What :class:`~antiphon.contract.record.RecordedRequest` is written as."""
+"""The JSON of a :class:`~antiphon.contract.record.RecordedRequest`."""
 _ONE_SUCCESS = (
     b'{"execution":{"attemptCount":1,"attempts":['
     b'{"startedAtMs":%d,"finishedAtMs":%d,"status":"success","retriable":false}]}}'
@@ -53,7 +53,7 @@ _record = msgspec.json.Decoder(DedupeRecord).decode
 
 
 class _Claim(NamedTuple):
-    """A row of ``claims`` in the order of the query, which begins as a record does."""
+    """A row of ``claims`` in the order of the query, whose first columns are those of a record."""
 
     key: str
     tool: str
@@ -88,7 +88,7 @@ class _Claim(NamedTuple):
         return record_of(known, outcome, self.payload, lock_until, self.v)
 
     def lives(self, now: int) -> bool:
-        """Whether it counts; one in flight always does."""
+        """Whether it still counts; one in flight always does."""
         return self.expires_at_ms > now or self.state == "inflight"
 
     def gone(self) -> Gone:
@@ -109,7 +109,7 @@ def look_up(connection: sqlite3.Connection, key: str, identity: str, now: int) -
 
 
 def find(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Existing | Pinned | None:
-    """The answer to a request for a claim, if nothing has to be written for it."""
+    """The reply to a claim request, if nothing has to be written for it."""
     if request.pin is not None:
         kept = _mark(connection, request.pin[0], now)
         if kept != request.pin[1]:
@@ -118,7 +118,7 @@ def find(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Exi
 
 
 def begin(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Begun:
-    """Insert, or answer with what is there."""
+    """Insert a claim, or return what is there."""
     if request.pin is not None:
         kept = _pin(connection, *request.pin, request.template, now)
         if kept != request.pin[1]:
@@ -130,7 +130,7 @@ def begin(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Be
 
 
 def take_over(connection: sqlite3.Connection, request: ClaimRequest, version: int, now: int) -> Begun:
-    """Replace *version*, or answer with what is there instead."""
+    """Replace *version*, or return what is there instead."""
     existing = look_up(connection, request.key, request.identity, now)
     if existing is not None:
         current, own, _ = existing
@@ -146,7 +146,7 @@ def _mark(connection: sqlite3.Connection, call: str, now: int) -> int | None:
 
 
 def _pin(connection: sqlite3.Connection, call: str, mark: int, template: ClaimTemplate, now: int) -> int:
-    """Keep a mark for a call unless it has one; the mark it has."""
+    """Store a mark for a call unless it has one; returns the mark it has."""
     values = (call, template.tenant, template.workspace, mark, now + template.ttl_ms, now)
     if connection.execute(SQL["pin"], values).rowcount > 0:
         return mark
@@ -154,7 +154,7 @@ def _pin(connection: sqlite3.Connection, call: str, mark: int, template: ClaimTe
 
 
 def settle(connection: sqlite3.Connection, key: str, version: int, settlement: Settlement, now: int) -> int | None:
-    """End the claim, or learn that it is somebody else's by now."""
+    """End the claim, or find out that it is another's by now."""
     new_version = next_version(version, now)
     if not connection.execute(SETTLE, settle_values(key, version, settlement, new_version, now)).rowcount:
         return _settle_earlier(connection, key, version, settlement, now)
@@ -183,7 +183,7 @@ def _settle_earlier(
 def claim_values(
     request: ClaimRequest, now: int, version: int, sweep_at: int = 0, history: bool = False
 ) -> tuple[Any, ...]:
-    """What :data:`INSERT_CLAIM` takes."""
+    """The values of :data:`INSERT_CLAIM`."""
     template = request.template
     expires = now + template.lives_ms
     return (
@@ -212,7 +212,7 @@ def claim_values(
 
 
 def settle_values(key: str, version: int, settlement: Settlement, new_version: int, now: int) -> tuple[Any, ...]:
-    """What :data:`SETTLE` takes."""
+    """The values of :data:`SETTLE`."""
     state, ttl_ms, payload, _, _, _, _, attempts, _, dispatched = settlement
     expires = now + ttl_ms
     if type(settlement) is Success:
@@ -281,7 +281,7 @@ def renew(connection: sqlite3.Connection, key: str, version: int, lease_ms: int,
 
 
 def in_flight(connection: sqlite3.Connection, key: str, version: int) -> bool:
-    """Whether *version* has neither settled nor gone."""
+    """Whether *version* is neither settled nor gone."""
     return connection.execute(SQL["in_flight"], (key, version)).fetchone() is not None
 
 
@@ -306,7 +306,7 @@ ID = _Claim._fields.index("id")
 
 
 class Gone(NamedTuple):
-    """What has to be known of a claim to forget it."""
+    """What must be known about a claim to forget it."""
 
     id: int
     key: str
@@ -318,14 +318,14 @@ class Gone(NamedTuple):
 
 
 def known_up_to(connection: sqlite3.Connection, key: str) -> int:
-    """The highest version that is known to have been forgotten, or to have expired without being swept yet."""
+    """The highest version that is known to be forgotten, or to have expired without being swept yet."""
     floor = int(connection.execute(SQL["version_floor"]).fetchone()[0])
     left = _find(connection, key)
     return floor if left is None else max(floor, left.version)
 
 
 def forget(connection: sqlite3.Connection, claims: Sequence[Gone]) -> None:
-    """Delete claims with their history and their place in the index, but not how far their versions had come."""
+    """Delete claims with their history and index entries, but remember how far their versions had come."""
     if not claims:
         return
     for claim in claims:
@@ -362,7 +362,7 @@ def _known(key: str, record: bytes, v: int) -> DedupeRecord:
 
 
 def _replace(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Claimed:
-    """Put a new claim in the place of whatever is there, which stays findable by its own identity."""
+    """Put a new claim in place of what is there, which can still be found by its own identity."""
     (previous,) = connection.execute(SQL["version_floor"]).fetchone()
     sweep_at, history = 0, False
     before = _find(connection, request.key)
@@ -390,7 +390,7 @@ def _keep(connection: sqlite3.Connection, record: DedupeRecord, identity: str) -
 
 
 def _leave_index(connection: sqlite3.Connection, claim: Gone) -> None:
-    """Entries of expiry stay: they are dropped when they are due and lead nowhere."""
+    """Expiry entries stay: when they are due, they lead nowhere and are dropped."""
     connection.execute(SQL["delete_place"], (claim.tenant, "tool", claim.tool, claim.id))
     connection.execute(SQL["delete_place"], (claim.tenant, "session", claim.session, claim.id))
     connection.execute(SQL["delete_open"], (claim.id,))

@@ -1,8 +1,8 @@
-"""How an event loop reaches SQLite: one thread per file writes and shares commits, one reads.
+"""How an event loop uses SQLite: per file, one thread writes and shares commits, one reads.
 
-A step that was handed over is always finished, whatever happens to the task that asked. A task that is
-cancelled meanwhile gets its answer first and the cancellation at its next suspension, so a claim that was
-won is never forgotten by its owner.
+A step that was handed over is always finished, whatever happens to the task that requested it. A task that is cancelled
+in the meantime gets its answer first and the cancellation at its next suspension, so an owner never forgets a claim
+that it won.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _IDLE_S = 10.0
 
 
 class Answer(asyncio.Future[Any]):
-    """A future that cannot be cancelled: the transaction it stands for cannot be either."""
+    """A future that cannot be cancelled, because its transaction cannot be cancelled either."""
 
     def cancel(self, msg: Any | None = None) -> bool:
         return False
 
     def deliver(self, operation: Operation) -> None:
-        """Carry the outcome of a step to the loop of the task that waits for it."""
+        """Deliver the outcome of a step to the loop of the task that waits for it."""
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self.get_loop().call_soon_threadsafe(self._hand_over, operation)
 
     def _hand_over(self, operation: Operation) -> None:
-        if self.done():  # whoever announced it first was interrupted before it could say so
+        if self.done():  # the first announcer was interrupted before it could say so
             return
         if operation.error is not None:
             self.set_exception(operation.error)
@@ -41,7 +41,7 @@ class Answer(asyncio.Future[Any]):
 
 
 class Worker:
-    """Runs a function on a thread whenever it is nudged; the thread leaves when nobody does for a while."""
+    """Runs a function on a thread whenever it is nudged; the thread ends after a while without a nudge."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
         self._work = work
@@ -97,7 +97,7 @@ class AsyncAccess:
 
 
 def access_of(file: DatabaseFile) -> AsyncAccess:
-    """The one of this file: journals come and go with runs, and each would bring threads of its own."""
+    """The access of this file: journals come and go with runs, and each would start threads of its own."""
     found = file.access
     if found is None:
         found = file.access = AsyncAccess(file)

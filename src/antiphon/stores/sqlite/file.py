@@ -1,9 +1,8 @@
 """One database file in one process: its connections, its single writer, and commits that are shared.
 
-Whoever wants to write puts an operation into the queue and takes the writer's lock. The first one in becomes
-the leader: it runs everything that is queued in one transaction and commits once. The others find their
-operation done when the lock comes to them. So threads share the price of an fsync, and a process never
-fights itself for SQLite's own lock.
+Every writer puts an operation into the queue and takes the writer's lock. The first one in becomes the leader: it runs
+everything that is queued in one transaction and commits once. The others find their operation done when they get the
+lock. So threads share the cost of an fsync, and a process never competes with itself for SQLite's own lock.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ Run = Callable[[sqlite3.Connection], T]
 _BATCH = 128
 _CLOSING_S = 1.0
 _LOOK_EVERY_S = 0.002
-"""How often a writer looks whether its file is still the one under its name."""
+"""How often a writer checks whether its file is still the one under its name."""
 _WAL_EVERY = 16
-"""Commits between two looks at the log: a program that writes little preallocates nothing."""
+"""Commits between two checks of the log: a program that writes little preallocates nothing."""
 _WAL_STEP = 2 << 20
 _WAL_ENOUGH = 4000 * 4120
-"""Where SQLite starts again (``wal_autocheckpoint``), in bytes."""
+"""Where SQLite starts over (``wal_autocheckpoint``), in bytes."""
 
 
 class Operation:
@@ -47,7 +46,7 @@ class Operation:
     def __init__(self, run: Run[Any], changed: Sequence[str] = ()) -> None:
         self.run: Run[Any] = run
         self.changed: Sequence[str] = changed
-        """Keys whose waiters are to be woken once it is committed."""
+        """Keys whose waiters to wake once it is committed."""
         self.deliver: Callable[[Operation], None] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -63,8 +62,8 @@ class WalPreallocator:
     """Extends the write-ahead log before it is needed. The caller holds the lock of this process's writer.
 
     With ``synchronous="FULL"`` every commit waits for the disk. While the log grows, the file system has to write its
-    new length and blocks as well, which doubles that wait. So the log is given zeros to overwrite, some at a time,
-    until it is as long as it becomes before SQLite starts again at its beginning. SQLite reads zeros as no frames.
+    new length and blocks as well, which doubles that wait. So the log is filled with zeros to overwrite, some at a
+    time, until it reaches the length at which SQLite starts over at its beginning. SQLite reads zeros as no frames.
     """
 
     __slots__ = ("_commits", "_name", "_size")
@@ -75,7 +74,7 @@ class WalPreallocator:
         self._size = 0
 
     def extend(self, connection: sqlite3.Connection) -> None:
-        """To be called before each commit, outside of a transaction. A failure is never an error."""
+        """Call this before each commit, outside of a transaction. A failure is never an error."""
         self._commits += 1
         if self._commits % _WAL_EVERY == 0 and self._size < _WAL_ENOUGH:
             with suppress(OSError, sqlite3.Error):
@@ -110,15 +109,15 @@ class DatabaseFile:
         self.reset()
 
     def reset(self) -> None:
-        """Start without connections, waiters or work, as after a fork."""
+        """Start without connections, waiters or queued operations, as after a fork."""
         self._queue: deque[Operation] = deque()
         self._writer_lock = threading.Lock()
         self._opening = threading.Lock()
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._idle: list[Connection] = []
-        """The one used last is taken next: it has read most of what is needed."""
+        """The most recently used is taken next: it has cached most of what is needed."""
         self.access: Any = None
-        """How event loops reach it; made with the first."""
+        """How event loops use it; created with the first one."""
         self._forking = False
         self._wal = WalPreallocator(self._name) if self.synchronous != "NORMAL" and hasattr(os, "pwrite") else None
         self.poller: Poller = Poller(self.open, self.path)
@@ -151,7 +150,7 @@ class DatabaseFile:
                 while not operation.done:
                     self._lead()
         except BaseException:
-            self._unqueue(operation)  # interrupted before anybody began it
+            self._unqueue(operation)  # interrupted before anybody started it
             raise
         return operation.answer()
 
@@ -194,14 +193,14 @@ class DatabaseFile:
         self._queue.append(operation)
 
     def write_queued(self) -> None:
-        """Run and commit all that is queued."""
+        """Run and commit everything that is queued."""
         with self._writer_lock:
             while self._queue:
                 self._lead()
 
     def close(self) -> None:
-        """Close all connections that nobody uses; the next step opens new ones."""
-        if self._writer_lock.acquire(timeout=_CLOSING_S):  # a signal handler may have interrupted whoever writes
+        """Close all unused connections; the next step opens new ones."""
+        if self._writer_lock.acquire(timeout=_CLOSING_S):  # a signal handler may have interrupted the writer
             try:
                 self._close_idle()
             finally:
@@ -218,14 +217,14 @@ class DatabaseFile:
             connection.close()
 
     def pause_for_fork(self) -> None:
-        """Let no connection be open while the process forks: SQLite's locks would not survive it in the child."""
+        """Keep all connections closed while the process forks: SQLite's locks would not survive it in the child."""
         self._forking = self._writer_lock.acquire(timeout=self.busy_s + 5)
         self.poller.pause()
         self._opening.acquire()
         limit = monotonic() + 5
         self._close_idle()
         while any(connection.is_open for connection in self._open) and monotonic() < limit:
-            time.sleep(0.0002)  # until readers give their connections back
+            time.sleep(0.0002)  # until readers return their connections
             self._close_idle()
 
     def resume_after_fork(self) -> None:
@@ -240,9 +239,9 @@ class DatabaseFile:
         self.reset()
 
     def _lead(self) -> None:
-        """Run what is queued. A step stays in the queue until it is done and announced: whoever is interrupted here
-        leaves it to the next one."""
-        batch = list(self._queue)[:_BATCH]  # in one step: others queue meanwhile
+        """Run what is queued. A step stays in the queue until it is done and announced: a leader that is interrupted
+        here leaves it to the next one."""
+        batch = list(self._queue)[:_BATCH]  # in one step: others queue in the meantime
         connection: Connection | None = None
         try:
             connection = self._take()
@@ -265,7 +264,7 @@ class DatabaseFile:
                     self._unqueue(operation)
 
     def _unqueue(self, operation: Operation) -> None:
-        with suppress(ValueError, IndexError, RuntimeError):  # it has left; another thread changes the queue just now
+        with suppress(ValueError, IndexError, RuntimeError):  # it has left; another thread is changing the queue
             self._queue.remove(operation)
 
     def _commit(self, connection: Connection, batch: list[Operation]) -> None:
@@ -284,7 +283,7 @@ class DatabaseFile:
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            elif ran:  # also when an interrupt came right after the commit
+            elif ran:  # also if an interrupt came right after the commit
                 for operation in batch:
                     operation.done = True
 
@@ -296,7 +295,7 @@ class DatabaseFile:
 
     def _begin(self, connection: Connection) -> None:
         if monotonic() < self._yield_until:
-            time.sleep(0.0002)  # other processes try in intervals: leave them a moment
+            time.sleep(0.0002)  # other processes retry at intervals: leave them a moment
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
@@ -324,7 +323,7 @@ class DatabaseFile:
             self._wal.extend(connection)
 
     def _check_still_there(self, connection: Connection) -> None:
-        """A file that was removed takes writes as before and keeps none of them: refuse instead."""
+        """A file that was removed still accepts writes and keeps none of them: refuse instead."""
         try:
             if os.stat(self._name).st_ino == connection.inode:  # noqa: PTH116 - half the price
                 return
@@ -340,7 +339,7 @@ class DatabaseFile:
 
 
 def _fail(batch: list[Operation], problem: Exception) -> None:
-    """Each caller gets an exception of his own: one object raised in many threads grows a traceback of them all."""
+    """Each caller gets an exception of its own: one object raised in many threads accumulates all their tracebacks."""
     for operation in batch:
         if not operation.done:
             operation.error = copy.copy(problem)
@@ -349,7 +348,7 @@ def _fail(batch: list[Operation], problem: Exception) -> None:
 
 
 def _run_step(connection: sqlite3.Connection, operation: Operation, *, apart: bool) -> None:
-    """Within a shared transaction one step may fail without harming the others, if it is run *apart* from them."""
+    """Within a shared transaction, a step that is run *apart* may fail without harming the others."""
     operation.error = None
     if apart:
         connection.execute("SAVEPOINT step")

@@ -1,7 +1,7 @@
-"""Looking claims up by tool, session, state and age: for operators and the sweeper, not for calls.
+"""Looks up claims by tool, session, state and age: for operators and the sweeper, not for calls.
 
-The index is brought up to date by whoever needs it (:func:`catch_up`), each claim once, so that a call writes
-two pages and not six. Entries are hints: a claim that was settled, replaced or deleted since is judged by its row.
+The index is brought up to date on demand (:func:`catch_up`), each claim once, so that a call writes two pages and not
+six. Entries are hints: a claim that was settled, replaced or deleted since is judged by its row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def is_behind(connection: sqlite3.Connection) -> bool:
 
 
 def catch_up(connection: sqlite3.Connection, limit: int, now: int) -> bool:
-    """Enter up to *limit* claims; whether there are more."""
+    """Enter up to *limit* claims; returns whether there are more."""
     low, last = _indexed(connection), newest(connection)
     if last <= low:
         return False
@@ -36,7 +36,7 @@ def catch_up(connection: sqlite3.Connection, limit: int, now: int) -> bool:
 
 
 class Filter(NamedTuple):
-    """Which claims an operator means; an empty text means all."""
+    """Which claims an operator means; an empty string means all."""
 
     tenant: str
     tool: str = ""
@@ -64,7 +64,7 @@ class Filter(NamedTuple):
         return f"{table} WHERE {' AND '.join(parts)}", values
 
     def each(self, connection: sqlite3.Connection) -> list[Filter]:
-        """The same in parts that an index can serve in order: if nothing else is given, one tool after the other."""
+        """The same in parts that an index can return in order: if nothing else is given, one tool after the other."""
         if self.tool or self.session or self.prefix or self.state not in ("", "done"):
             return [self]
         return [self._replace(tool=tool) for (tool,) in connection.execute(SQL["tools"], (self.tenant, self.tenant))]
@@ -73,7 +73,7 @@ class Filter(NamedTuple):
 def find(
     connection: sqlite3.Connection, which: Filter, limit: int, now: int, before: Cursor | None = None
 ) -> list[DedupeRecord]:
-    """Live claims, newest first; with *before* those that follow: by row, or by time if the claim there is gone."""
+    """Live claims, newest first; with *before* those that follow it: by row, or by time if the claim there is gone."""
     rows = []
     place: tuple[int] | None = None
     if before is not None:
@@ -92,7 +92,7 @@ def find(
 
 
 def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[str, str], int]:
-    """Live claims by tool and state: done ones are what the index has, less all others."""
+    """Live claims by tool and state: the done ones are those in the index, minus all others."""
     known = _indexed(connection)
     done = dict(connection.execute(SQL["count_all"], (tenant,)).fetchall())
     found: dict[tuple[str, str], int] = {}
@@ -107,14 +107,14 @@ def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[
 
 
 def tenants(connection: sqlite3.Connection) -> list[str]:
-    """Those that the index has."""
+    """The tenants in the index."""
     return [tenant for (tenant,) in connection.execute(SQL["tenants"])]
 
 
 def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
-    """Delete what has expired; what lives on is looked at again when its time comes.
+    """Delete what has expired; what is still alive is checked again when its time comes.
 
-    A claim in flight is spared the first time: a clock that was set forward may have ended its life, and not its call.
+    A claim in flight is spared the first time: a clock that was set forward may have ended its life, but not its call.
     """
     log.sweep_breakers(connection, now)
     connection.execute(SQL["sweep_pins"], (now, limit))

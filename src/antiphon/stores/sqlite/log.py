@@ -14,7 +14,7 @@ from antiphon.stores.sqlite.claims import SQL
 
 _END_OF_RUN, _INSERT_EVENT = SQL["end_of_run"], SQL["insert_event"]
 INSERT_NEXT = SQL["insert_next_event"]
-"""Adds an event, if its run is there and its number is free."""
+"""Adds an event, if its run exists and its number is free."""
 _PER_RUN = 2**32
 
 _encode = msgspec.json.Encoder().encode
@@ -27,7 +27,7 @@ def write(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
 
 
 def append(connection: sqlite3.Connection, run: str, rows: Sequence[Row]) -> int:
-    """Append rows to one run; the first one's number."""
+    """Append rows to one run; returns the number of the first one."""
     found = connection.execute(_END_OF_RUN, (run,)).fetchone()
     if found is None:
         connection.execute(SQL["name_run"], (run,))
@@ -46,7 +46,7 @@ def next_place(connection: sqlite3.Connection, run: str) -> int:
 
 
 def keep(connection: sqlite3.Connection, query: str, manifest: RunManifest) -> None:
-    """Insert a run's manifest: with the query ``open_run`` one that exists stays as it is, else it is replaced."""
+    """Insert a run's manifest: with the query ``open_run``, an existing one is left as it is, otherwise replaced."""
     about = (manifest.id, manifest.tenant, manifest.workspace, manifest.name, manifest.status, manifest.started_at_ms)
     connection.execute(SQL[query], (*about, _encode(manifest)))
 
@@ -60,7 +60,7 @@ def manifest_bytes(connection: sqlite3.Connection, run: str) -> bytes | None:
 def runs(
     connection: sqlite3.Connection, tenant: str, prefix: str, name: str, status: str, limit: int, before: Cursor | None
 ) -> list[bytes]:
-    """Manifests of a tenant, newest first, behind *before*."""
+    """Manifests of a tenant, newest first, those after *before*."""
     parts = ["tenant = ?"]
     values: list[str | int] = [tenant]
     for column, value in (("name", name), ("status", status)):
@@ -90,7 +90,7 @@ def rows(connection: sqlite3.Connection, run: str, start: int, stop: int | None,
 
 
 def delete_run(connection: sqlite3.Connection, run: str) -> bool:
-    """Delete a run with its events; whether there was one."""
+    """Delete a run with its events; returns whether there was one."""
     found = _first_id(connection, run)
     if found is None:
         return False
@@ -110,7 +110,7 @@ def save_breaker(connection: sqlite3.Connection, tenant: str, row: BreakerRow) -
 
 
 def sweep_breakers(connection: sqlite3.Connection, now: int) -> None:
-    """Drop the states that ended long ago: each process of a fleet leaves one behind."""
+    """Drop states that ended long ago: each process of a fleet leaves one behind."""
     connection.execute(SQL["sweep_breakers"], (now - BREAKER_KEPT_MS,))
 
 

@@ -1,7 +1,7 @@
-"""Opening the database file: its settings and its schema, waiting for its lock, and its errors as one sentence.
+"""Opens the database file: its settings and schema, waiting for its lock, and its errors as one sentence.
 
-The schema is made by numbered migrations, forward only. An index that came later has no number: every release works
-with and without it, so old and new ones can share a file.
+The schema is created by numbered migrations, forward only. An index that was added later has no number: every release
+works with and without it, so old and new ones can share a file.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Connection(sqlite3.Connection):
     """Belongs to one thread at a time, never to a forked child."""
 
     inode = 0
-    """The file that it has open, whatever its path leads to by now."""
+    """The file that it has open, whatever its path leads to now."""
     look_at: float = 0.0
-    """When to look again whether these are the same."""
+    """When to check again whether these are the same."""
     is_open: bool = True
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Connection(sqlite3.Connection):
 
 
 def connect(path: Path, synchronous: str, busy_s: float, *, new: bool) -> tuple[Connection, int]:
-    """A connection ready for use, and the number of the schema; *new*: the file may not be there yet."""
+    """A connection ready for use, and the version of the schema; *new*: the file may not exist yet."""
     if new:
         _create(path)
     try:
@@ -78,7 +78,7 @@ def connect(path: Path, synchronous: str, busy_s: float, *, new: bool) -> tuple[
 
 
 def _create(path: Path) -> None:
-    """Make the file with mode 0600 and, if it is missing, its folder with a ``.gitignore`` for all in it."""
+    """Create the file with mode 0600 and, if it is missing, its folder with a ``.gitignore`` for everything in it."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         needed = ".".join(map(str, OLDEST_SQLITE))
         raise StoreUnavailable(f"SQLiteStore needs SQLite {needed} or newer; here is {sqlite3.sqlite_version}.")
@@ -94,7 +94,7 @@ def _create(path: Path) -> None:
 
 
 def retry_busy(step: Callable[[], T], busy_s: float) -> T:
-    """Run *step*, again after short random pauses while another process holds the lock, for at most *busy_s*."""
+    """Run *step*, retrying after short random pauses while another process holds the lock, for at most *busy_s*."""
     deadline = 0.0
     pause = 0.0001
     while True:
@@ -126,7 +126,7 @@ def _set_up(connection: sqlite3.Connection, path: Path, synchronous: str) -> Non
 
 
 def _migrate(connection: Connection, path: Path, busy_s: float) -> int:
-    """Bring the schema up to date; returns its number. A newer or a foreign database is refused."""
+    """Migrate the schema; returns its version. A newer or a foreign database is refused."""
     steps = migrations()
     found = retry_busy(lambda: _schema(connection, path), busy_s)  # busy while another process recovers the log
     if found < len(steps):
@@ -140,11 +140,11 @@ def _migrate(connection: Connection, path: Path, busy_s: float) -> int:
 
 
 def _add_indexes(connection: Connection, busy_s: float) -> None:
-    """Make the indexes that are missing; where that cannot be done now, the next process tries again."""
+    """Create missing indexes; if that is not possible now, the next process retries."""
     there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
     for name, statement in LATER_INDEXES.items():
         if name not in there:
-            with contextlib.suppress(sqlite3.Error):  # another process makes it or is at work; full; read-only
+            with contextlib.suppress(sqlite3.Error):  # another process creates it or is at work; full; read-only
                 retry_busy(functools.partial(connection.execute, statement), busy_s)
 
 

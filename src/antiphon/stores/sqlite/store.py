@@ -1,4 +1,4 @@
-"""A journal in one SQLite file: the durable default, for any number of threads, loops and processes of a machine.
+"""A journal in one SQLite file: the durable default, for any number of threads, loops and processes on a machine.
 
 Claim and events are committed in one transaction. With ``synchronous="FULL"`` an answered step survives a power
 failure; with ``"NORMAL"`` it survives a killed process, but a power failure may undo the last commits. Time is
@@ -44,15 +44,15 @@ T = TypeVar("T")
 B = TypeVar("B", bound=Begun)
 
 ALL_NEW = 8
-"""After so many claims were won in a row, looking before writing is a waste."""
+"""After this many claims were won in a row, reading before writing is a waste."""
 _CHUNK = 1000
-"""How many claims one transaction deletes or indexes, so that calls that go on meanwhile get their turn."""
+"""How many claims one transaction deletes or indexes, so that concurrent calls get their turn."""
 _ENDS = 256
-_new = tuple.__new__  # half the price of a named tuple's own constructor
+_new = tuple.__new__  # half the cost of a named tuple's own constructor
 
 
 class SQLiteStore:
-    """Claims, log and breakers in the file *path*. Its folder is made if only the last part is missing.
+    """Claims, log and breakers in the file *path*. Its folder is created if only the last part is missing.
 
     *prepare* is called each time before the file is opened.
 
@@ -108,7 +108,7 @@ class SQLiteStore:
 
 
 class Access(Protocol):
-    """How steps reach the file."""
+    """How steps use the file."""
 
     async def read(self, run: Run[T]) -> T: ...
 
@@ -179,7 +179,7 @@ class SQLiteJournal:
             poller.discard(key, version, waiter)
 
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
-        """Versions up to that of each forgotten record are never given again: a file that was lost does not know."""
+        """Versions up to that of each forgotten record are never issued again: a lost file does not know them."""
         return await self._read(lambda connection: claims.known_up_to(connection, request.key)) >= version
 
     async def clear(self, key: str, version: int | None = None) -> bool:
@@ -255,7 +255,7 @@ class SQLiteJournal:
         await self._write(lambda connection: log.save_breaker(connection, tenant, row))
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
-        """SQLite cannot push: processes look for themselves."""
+        """SQLite cannot push: processes poll."""
         return None
 
     async def ping(self) -> Mapping[str, Any]:
@@ -272,7 +272,7 @@ class SQLiteJournal:
         }
 
     async def close(self) -> None:
-        """Close this process's idle connections to the file; another journal of the same file opens its own anew."""
+        """Close this process's idle connections to the file; another journal of the same file opens its own again."""
         self._file.close()
 
     async def _catch_up(self) -> None:
@@ -296,7 +296,7 @@ class SyncSQLiteJournal(SyncFromAsync):
         self._file = file
         self._time_ns = self._journal.time_ns
         self._ends: dict[str, int] = {}
-        """Where the runs end that were written to last."""
+        """The ends of the runs that were written to last."""
 
     def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         journal = self._journal
@@ -323,7 +323,7 @@ class SyncSQLiteJournal(SyncFromAsync):
     def _execute(self, statement: str, values: tuple[Any, ...], events: Sequence[Row]) -> bool:
         """One statement with one event as a transaction of its own; ``False``: nothing was changed.
 
-        Where a run ends is known until somebody else writes to it; then the event's number is taken.
+        The end of a run is known until somebody else writes to it; then the event's number is taken.
         """
         if len(events) > 1:
             return False
@@ -341,7 +341,7 @@ class SyncSQLiteJournal(SyncFromAsync):
 
 
 class _Blocking:
-    """Steps of threads run at once, in the calling thread."""
+    """Steps of threads run immediately, in the calling thread."""
 
     def __init__(self, file: DatabaseFile) -> None:
         self._file = file

@@ -1,8 +1,8 @@
-"""Waiting for a claim: pushed within the process, polled across processes.
+"""Waits for a claim: pushed within the process, polled across processes.
 
-SQLite cannot tell another process that a row changed. So one thread per file, alive only while somebody waits,
-asks every 20 to 100 ms whether *anything* was committed (``PRAGMA data_version``, no row is read), and looks at
-the awaited claims only then. A thousand waiters cost the same as one.
+SQLite cannot tell another process that a row changed. So one thread per file, alive only while there are waiters, asks
+every 20 to 100 ms whether *anything* was committed (``PRAGMA data_version``, no row is read), and reads the awaited
+claims only then. A thousand waiters cost the same as one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SHORTEST_S, _LONGEST_S = 0.02, 0.1
 
 
 class Poller:
-    """Who waits for which claim of one file."""
+    """The waiters for claims of one file."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection], path: Path) -> None:
         self._connect = connect
@@ -31,7 +31,7 @@ class Poller:
         self._lock = threading.Lock()
         self._waiters = Waiters()
         self.waiting: Mapping[str, object] = self._waiters.by_key
-        """The keys that somebody of this process waits for."""
+        """The keys that this process waits for."""
         self._arrived = Signal()
         self._thread = Daemon(f"antiphon-poll-{path.name}")
         self._looking = threading.Lock()
@@ -39,7 +39,7 @@ class Poller:
         self._seen = -1
 
     def add(self, key: str, version: int, waiter: Waiter) -> None:
-        """Wake *waiter* when *version* is no longer in flight. Look at the claim after this, not before."""
+        """Wake *waiter* when *version* is no longer in flight. Read the claim after this, not before."""
         with self._lock:
             self._waiters.add(key, version, waiter)
         self._arrived.set()
@@ -52,7 +52,7 @@ class Poller:
                 self._arrived.set()
 
     def wake(self, keys: Iterable[str]) -> None:
-        """Tell those of this process."""
+        """Wake the waiters in this process."""
         if not self._waiters:
             return
         with self._lock:
@@ -64,7 +64,7 @@ class Poller:
             self._drop_connection()
 
     def pause(self) -> None:
-        """Before a fork."""
+        """Stop before a fork."""
         self._looking.acquire()
         self._drop_connection()
         self._lock.acquire()
@@ -84,7 +84,7 @@ class Poller:
                 with self._looking:
                     changed = self._changed()
             except (sqlite3.Error, AntiphonError):
-                changed = tuple(self._awaited())  # let them look for themselves, and get the error
+                changed = tuple(self._awaited())  # let them read for themselves, and get the error
                 self.close()
             self.wake(changed)
             pause = _SHORTEST_S if changed else min(pause * 1.3, _LONGEST_S)
@@ -102,7 +102,7 @@ class Poller:
         if seen == self._seen:
             return ()
         self._seen = seen
-        awaited = self._awaited()  # whoever comes later has looked after this change
+        awaited = self._awaited()  # later waiters have read after this change
         return tuple(key for key, versions in awaited.items() if not self._all_in_flight(key, versions))
 
     def _all_in_flight(self, key: str, versions: tuple[int, ...]) -> bool:
