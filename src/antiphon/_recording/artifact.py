@@ -1,8 +1,8 @@
 """The artifact: a run as one readable JSON document (K1).
 
-The head is what a person or ``jq`` looks for. ``tool_calls`` and ``events`` hold one entry per line, so that both
-ends can stream: memory does not grow with the run. ``integrity`` says how many events there are and what their bytes
-hash to; a document that was edited by hand still imports, and says so.
+The head has what a person or ``jq`` looks for. ``tool_calls`` and ``events`` hold one entry per line, so that writer
+and reader can stream: memory does not grow with the run. ``integrity`` holds the number of events and the hash of their
+bytes; a document that was edited by hand can still be imported, and is marked as altered.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _LONGEST_INT = 20
 
 
 class BadJson(ValueError):
-    """Says what is wrong with the document."""
+    """Reports what is wrong with the document."""
 
 
 def strict_loads(data: bytes) -> Any:
-    """The value of *data*; raises :class:`BadJson`. What we wrote ourselves is recognised and read at full speed."""
+    """The value of *data*; raises :class:`BadJson`. Data in our own layout takes a fast path."""
     try:
         value = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -64,12 +64,12 @@ _MOST_ERRORS = 1_000
 
 
 def iso(ms: int | None) -> str | None:
-    """A time as it stands in an artifact."""
+    """A time as written in an artifact."""
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def digest(value: Any) -> str:
-    """Of JSON data, whatever the order of its keys."""
+    """The digest of JSON data, independent of key order."""
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
@@ -89,13 +89,13 @@ class Facts:
         self.interactions = False
 
     def see(self, event: Event) -> None:
-        """Take note of the next event."""
+        """Process the next event."""
         payload = event.payload
         match event.type:
             case "run.started" if "input" in payload and not self.inputs:
                 self.inputs.append({"input": payload["input"]})
             case "interaction.started":
-                if not self.interactions:  # they are the inputs, then; what started the run is not one more
+                if not self.interactions:  # interactions are the inputs, then; the run's own input is not another one
                     self.inputs.clear()
                     self.interactions = True
                 self.inputs.append({"input": payload.get("input")})
@@ -156,7 +156,7 @@ class Facts:
         }
 
     def graph_version(self, manifest: RunManifest) -> dict[str, str]:
-        """Digests that change when tools or prompts do, and not with what is asked."""
+        """Digests that change with tools or prompts, but not with inputs."""
         return {
             "graph_hash": manifest.graph_digest or digest([sorted(self.tools), sorted(self.templates)]),
             "tool_schemas_hash": digest(self.tools),
@@ -176,7 +176,7 @@ _END_OF_LIST = b"  ]"
 _SEAL_MARK = b'  "integrity": '
 _LONGEST_NAME = 1_000
 LAST_MS = 253_402_300_799_999
-"""The end of the year 9999: no clock says more."""
+"""The end of the year 9999: no clock is later."""
 USABLE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+~-]{0,199}")
 Events = Callable[[], Iterable[Event]]
 
@@ -206,7 +206,7 @@ def _head(manifest: RunManifest, facts: Facts) -> dict[str, Any]:
 
 
 def write_artifact(out: IO[bytes], manifest: RunManifest, events: Events) -> int:
-    """Write the document; *events* is asked three times, so that nothing is held in memory. Returns the event count."""
+    """Write the document; *events* is called three times, so that nothing is held in memory. Returns their number."""
     facts = Facts(manifest)
     for event in events():
         facts.see(event)
@@ -223,10 +223,10 @@ def write_artifact(out: IO[bytes], manifest: RunManifest, events: Events) -> int
 
 
 class Seal:
-    """How many events there are, and what their lines and the manifest hash to."""
+    """The number of events, and the hashes of their lines and of the manifest."""
 
     def __init__(self, manifest: RunManifest, wire: Any = None) -> None:
-        """*wire* is the manifest as a document has it: an earlier release knew fewer fields."""
+        """*wire* is the manifest as it is in a document: earlier releases had fewer fields."""
         self.count = 0
         self._manifest = digest(manifest.to_wire() if wire is None else wire)
         self._hash = hashlib.sha256()
@@ -260,7 +260,7 @@ def _lines(out: IO[bytes], entries: Iterable[bytes]) -> None:
 
 
 def _tool_calls(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-    """Each tool call with its result, when it is finished; calls without an outcome come last."""
+    """Each tool call with its result, in the order they finished; calls without an outcome come last."""
     waiting: dict[str, tuple[Event, list[Any]]] = {}
     for event in events:
         call = event.call or ""
@@ -305,7 +305,7 @@ class Document(NamedTuple):
     altered: bool
     """Whether it was edited after it was written."""
     digest: str
-    """Of its events, as they are."""
+    """The digest of its events as they are."""
     length: int
     """How many events there are."""
     foreign: bool = False
@@ -313,7 +313,7 @@ class Document(NamedTuple):
 
 
 def read_artifact(path: Path) -> Document:
-    """Check the whole document before anything of it is used; the file is read line by line where it can be."""
+    """Check the whole document before any of it is used; the file is read line by line if its layout allows it."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -370,7 +370,7 @@ def _read_head(file: IO[bytes], path: Path) -> dict[str, Any] | None:
 
 
 def _event_lines(path: Path) -> Iterator[bytes | dict[str, Any] | None]:
-    """The bytes of each event, then what the document says of itself; not that if the document is cut off."""
+    """The bytes of each event, then the document's integrity data; the latter is missing if the document is cut off."""
     with path.open("rb") as file:
         while line := file.readline(MAX_LINE):
             if line.startswith(_EVENTS_MARK):
@@ -425,7 +425,7 @@ def _manifest(head: dict[str, Any], path: Path) -> RunManifest:
 
 
 def check_event(line: bytes, run: str, number: int, where: str) -> Event:
-    """The event of a line; anything wrong with it is an :class:`~antiphon.errors.ArtifactError`."""
+    """The event of a line; any problem with it is an :class:`~antiphon.errors.ArtifactError`."""
     try:
         wire = strict_loads(line)
         if not isinstance(wire, dict):
@@ -443,7 +443,7 @@ def check_event(line: bytes, run: str, number: int, where: str) -> Event:
 
 
 def _whole(path: Path) -> Document:
-    """A document in any layout, for example one that went through ``jq``."""
+    """A document in any layout, for example after a pass through ``jq``."""
     try:
         document = strict_loads(path.read_bytes())
     except BadJson as error:

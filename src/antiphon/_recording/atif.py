@@ -1,8 +1,8 @@
 """Trajectories in the Agent Trajectory Interchange Format (ATIF 1.x, Harbor's RFC 0001) as runs.
 
-A step tells what a model said and which results its calls had, not the request it was sent. So a model call is kept
-with the messages since the call before it, marked as partial, and a comparison builds the conversation from them.
-What has no place in our events is kept beside them as ``imported``: nothing of a file is dropped.
+A step contains the model's answer and the results of its calls, but not the request. So a model call is stored with the
+messages since the previous call, marked as partial, and a comparison rebuilds the conversation from them. What has no
+place in our events is stored next to them as ``imported``: nothing in a file is dropped.
 """
 
 from __future__ import annotations
@@ -102,16 +102,16 @@ class _Trajectory(msgspec.Struct):
 _KEPT = frozenset(
     "source message timestamp model_name reasoning_content tool_calls observation step_id is_copied_context".split()
 )
-"""Of a step: what the events themselves hold."""
+"""Fields of a step that the events themselves hold."""
 
 
 def is_atif(document: Any) -> bool:
-    """Whether a document says that it is a trajectory."""
+    """Whether a document identifies itself as a trajectory."""
     return isinstance(document, dict) and str(document.get("schema_version", "")).startswith(_PREFIX)
 
 
 def runs_of(document: dict[str, Any], *, tenant: str, workspace: str, depth: int = 0) -> Iterator[Told]:
-    """The run of the trajectory, then those of the agents it delegated to, as far as they are in the file."""
+    """The run of the trajectory, then those of the agents it delegated to, if they are in the file."""
     version = str(document.get("schema_version", "")).removeprefix(_PREFIX)
     if not version.startswith("1."):
         raise ArtifactError(f"ATIF {version[:40] or '?'} is not known.", hint="This release reads ATIF-v1.x.")
@@ -136,7 +136,7 @@ def runs_of(document: dict[str, Any], *, tenant: str, workspace: str, depth: int
 
 
 class _Writer:
-    """One trajectory on its way to events."""
+    """Converts one trajectory to events."""
 
     def __init__(self, document: dict[str, Any], trajectory: _Trajectory, tenant: str, workspace: str) -> None:
         self._document = document
@@ -189,7 +189,7 @@ class _Writer:
             lines.add("import", {"format": FORMAT, "n": 1, "messages": self._waiting})
         if trajectory.continued_trajectory_ref:
             self._told.gap(f"the trajectory goes on in another file: {trajectory.continued_trajectory_ref}")
-        said["completeness"] = self._told.to_wire()  # known when all steps are
+        said["completeness"] = self._told.to_wire()  # known once all steps are read
         lines.at_ms = self.manifest.finished_at_ms or 0
         lines.add("run.finished", {"status": "completed", "output": self._output})
         return Told(self.manifest, lines.events, self._digest)
@@ -198,7 +198,7 @@ class _Writer:
         if step.step_id != number:
             self._told.gap(f"step {number} is numbered {step.step_id}")
         at = ms_of(step.timestamp)
-        self._lines.at_ms = at or self._lines.at_ms  # of all that comes with this step
+        self._lines.at_ms = at or self._lines.at_ms  # everything that comes with this step
         self._told.count("timestamps", at)
         rest = {name: value for name, value in raw.items() if name not in _KEPT}
         self._media(number, step.message)
@@ -226,7 +226,7 @@ class _Writer:
         message = assistant(
             content, [(c.tool_call_id, c.function_name, c.arguments) for c in calls], step.reasoning_content
         )
-        if step.is_copied_context:  # of an earlier trajectory: said there, not here
+        if step.is_copied_context:  # of an earlier trajectory: stored there, not here
             self._waiting.append(message)
             bound, loose = self._paired(number, step, calls)
             for call, results in zip(calls, bound, strict=True):
@@ -287,7 +287,7 @@ class _Writer:
             self._unbound(number, result)
 
     def _paired(self, number: int, step: _Step, calls: list[_Call]) -> tuple[list[list[_Result]], list[_Result]]:
-        """The results of each call, and those of none. Calls of one id get theirs in order, the last one the rest."""
+        """The results of each call, and those without one. Equal ids get theirs in order, the last one the rest."""
         results = list(step.observation.results) if step.observation else []
         bound: list[list[_Result]] = [[] for _ in calls]
         places: dict[str, list[int]] = {}
@@ -303,7 +303,7 @@ class _Writer:
                 loose.append(result)
             else:
                 bound[free[0] if len(free) == 1 else free.pop(0)].append(result)
-        if len(calls) == 1 and len(loose) == 1 and not bound[0]:  # it can be of nothing else
+        if len(calls) == 1 and len(loose) == 1 and not bound[0]:  # it cannot belong to any other
             bound, loose = [loose], []
         for call, many in zip(calls, bound, strict=True):
             if len(many) > 1:
@@ -337,7 +337,7 @@ class _Writer:
 
 
 def _joined(results: list[_Result]) -> _Result | None:
-    """The results of one call as one, with all their parts."""
+    """The results of one call combined, with all their parts."""
     if len(results) < 2:
         return results[0] if results else None
     parts: list[_Part] = []
@@ -348,7 +348,7 @@ def _joined(results: list[_Result]) -> _Result | None:
 
 
 def _rest(raw: Any, known: type[msgspec.Struct]) -> dict[str, Any]:
-    """What an object of the file has beside the fields that are read."""
+    """The fields of an object in the file that are not otherwise read."""
     return {name: value for name, value in (raw or {}).items() if name not in known.__struct_fields__}
 
 

@@ -1,4 +1,4 @@
-"""One recorded call of a model or an MCP server: answered by the replay, or made and written down."""
+"""One recorded call of a model or an MCP server: answered by the replay, or made and recorded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REFUSAL_EVENT = "replay.divergedAtRefusal"
 
 
 class Boundary:
-    """Used by everything that is recorded without a claim. Open, ask, then start, chunk and finish."""
+    """Used for everything that is recorded without a claim. Open, ask, then start, chunk and finish."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Boundary:
         body: Any = None,
         digest_of: Callable[[Any], str] | None = None,
     ) -> None:
-        """*digest_of* makes the digest of arguments that redaction changed."""
+        """*digest_of* computes the digest of arguments that redaction changed."""
         if scope.cancelled and not undoing.get():
             raise RunCancelled(f"The run of this call was cancelled: {name} was not called.")
         self.scope = scope
@@ -68,7 +68,7 @@ class Boundary:
         self._live: Invocation | None = None
 
     async def answer(self) -> Answer | None:
-        """The answer of the replay or of the cache, or ``None`` when the call is to be made."""
+        """The answer of the replay or of the cache, or ``None`` if the call must be made."""
         scope = self.scope
         if scope.invoker is None:
             if scope.llm_cache is None or not self._keyed:
@@ -97,7 +97,7 @@ class Boundary:
             answer = await scope.invoker.answer(call)
         except Exception as error:
             if self._begun:
-                self._live = call  # a model was asked, as if the code had asked its own
+                self._live = call  # a model was asked, as if by the code's own call
                 await self.finish("error", error=error_payload(error))
             raise
         if answer is None or answer.source == "live":
@@ -115,7 +115,7 @@ class Boundary:
         return found
 
     def asking(self) -> permitted:
-        """Around whatever asks the model or reads its answer: the sandbox of a replay lets only that through."""
+        """Wraps asking the model and reading its answer: the sandbox of a replay permits only that."""
         return permitted(self._live is not None)
 
     @property
@@ -124,7 +124,7 @@ class Boundary:
 
     @property
     def _place(self) -> tuple[str, str, bool]:
-        """Where the cache keeps an answer: the key of the request as it was given, and its variant (D14, D21)."""
+        """The cache key of an answer: the key of the raw request, and its variant (D14, D21)."""
         return self._raw, str(self.payload["variant"]), self.asynchronous
 
     async def _write(self, rows: Sequence[Row]) -> None:
@@ -136,11 +136,11 @@ class Boundary:
             scope.write(rows)
 
     def _report(self, missing: int, error: StoreError) -> None:
-        """The call has been made, and its answer is worth more than its events."""
+        """The call was made, and its answer is worth more than its events."""
         log.error("%d events of a call to %s are missing from the run log: %s", missing, self.name, error)
 
     async def start(self) -> None:
-        """Write the start event, once; the call may be made after this."""
+        """Write the start event once; only then may the call be made."""
         if self._begun:
             return
         self._begun = True
@@ -148,13 +148,13 @@ class Boundary:
             await self._write((self.scope.encode("call.started", self.site, self.payload, self.meta),))
 
     def chunk(self, data: Any, gap_ms: float) -> None:
-        """Note a chunk of a stream; it is written when the reader comes back for more (:meth:`pulled`)."""
+        """Record a chunk of a stream; it is written when the reader asks for the next one (:meth:`pulled`)."""
         if self._chunks is None:
             self._chunks = self.scope.chunks(self.site)
         self._chunks.add(data, gap_ms)
 
     async def pulled(self) -> None:
-        """The reader asks for the next chunk: write those it has."""
+        """The reader asks for the next chunk: write pending ones."""
         rows = () if self._chunks is None else self._chunks.due()
         if rows:
             try:
@@ -167,9 +167,9 @@ class Boundary:
         meta = dict(answer.meta)
         ended = getattr(self.scope.invoker, "ended", None)
         if meta.pop(AS_RECORDED, False) and ended is not None:
-            ended(self.site)  # a strict replay: nothing is written, and there is nothing to compare
+            ended(self.site)  # a strict replay: nothing to write and nothing to compare
             return
-        if answer.chunks is not None and ended is None and self.scope.records:  # a run of its own, with its chunks
+        if answer.chunks is not None and ended is None and self.scope.records:  # a separate run, with its chunks
             gaps = meta.pop("gapsMs", ())
             for number, chunk in enumerate(answer.chunks):
                 self.chunk(chunk, gaps[number] if number < len(gaps) else 0)
@@ -212,7 +212,7 @@ class Boundary:
             await self._judged(outcome, meta or {}, failure)
 
     async def _judged(self, outcome: str, meta: dict[str, Any], failure: dict[str, Any] | None) -> None:
-        """A model that was really asked by a replay may have refused where it had not, or the other way round (L4)."""
+        """A model that a replay really asked may refuse where it had not, or the other way round (L4)."""
         judge = getattr(self.scope.invoker, "judge", None)
         found = None if judge is None else judge(self._live, outcome, meta.get("refusalReason"), failure)
         if found is not None:
@@ -222,7 +222,7 @@ class Boundary:
 
 
 def error_payload(error: BaseException) -> dict[str, Any]:
-    """An exception as it is recorded; one that stands for a recorded exception is recorded as that one."""
+    """An exception as it is recorded; a stand-in for a recorded exception is recorded as the original."""
     recorded = getattr(error, "data", {}).get("recorded") if isinstance(error, AntiphonError) else None
     if recorded is not None:
         return dict(recorded)

@@ -1,6 +1,6 @@
-"""Runs that were recorded elsewhere: what their formats share when they become events of ours (K1).
+"""Runs in other formats: what their importers share when they convert them to our events (K1).
 
-A format tells less than a recording of ours, so each import counts what is there and names what is not.
+A format tells less than our own recordings, so each import counts what is there and names what is missing.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from antiphon.errors import CanonicalError
 
 _MOST_GAPS = 100
 PARTIAL = "partial"
-"""In the payload of a model call whose request is not in the file: its messages are those since the call before."""
+"""In the payload of a model call whose request is not in the file: its messages are those since the previous call."""
 WITHOUT_CODE = ("atif", "otel")
-"""Formats that tell what happened and not of which code."""
+"""Formats that record what happened, but not which code ran."""
 Place = dict[str, Any]
 
 
 class Told(NamedTuple):
-    """A run that a file tells of."""
+    """A run read from a file."""
 
     manifest: RunManifest
     events: list[Event]
     digest: str = ""
-    """Of its source, by which the same run is known again; by default that of the events."""
+    """The digest that identifies the run's source on a repeated import; by default that of the events."""
 
 
 class Completeness:
-    """How much of what a recording of ours holds a file tells: by field, overall, and the gaps in words."""
+    """How much of what our own recordings hold a file tells: by field, overall, and the gaps in words."""
 
     def __init__(self) -> None:
         self._fields: dict[str, list[int]] = {}
@@ -43,7 +43,7 @@ class Completeness:
         self._more = 0
 
     def count(self, field: str, there: object, gap: str = "") -> None:
-        """One more place where *field* belongs; *gap* says what it means that it is not there."""
+        """Count one more occurrence where *field* belongs; *gap* says what its absence means."""
         found = self._fields.setdefault(field, [0, 0])
         found[0] += bool(there)
         found[1] += 1
@@ -51,7 +51,7 @@ class Completeness:
             self.gap(gap)
 
     def gap(self, text: str) -> None:
-        """Something that the file does not tell."""
+        """Note something that the file does not tell."""
         if len(self._gaps) < _MOST_GAPS:
             self._gaps.append(text)
         else:
@@ -64,13 +64,13 @@ class Completeness:
 
 
 def overall(fields: Mapping[str, Mapping[str, int]]) -> float:
-    """The mean of the shares of all fields, each with the same weight: no long run outvotes a missing field."""
+    """The mean of the shares of all fields, equally weighted: a long run does not outvote a missing field."""
     shares = [one["present"] / one["of"] for one in fields.values() if one["of"]]
     return round(sum(shares) / len(shares), 4) if shares else 0.0
 
 
 def together(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The completeness of several runs: their counts summed; ``overall`` is made from the sums."""
+    """The completeness of several runs: their counts summed; ``overall`` is computed from the sums."""
     fields: dict[str, dict[str, int]] = {}
     for one in many:
         for name, count in one["fields"].items():
@@ -81,18 +81,18 @@ def together(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Lines:
-    """Writes the events of an imported run, numbered as our own are."""
+    """Writes the events of an imported run, numbered like our own."""
 
     def __init__(self, run: str, at_ms: int) -> None:
         self.run = run
         self.at_ms = at_ms
-        """Of an event that has no time of its own."""
+        """For events without a time of their own."""
         self.events: list[Event] = []
         self._index = 0
         self._seen: dict[tuple[str, str], int] = {}
 
     def place(self) -> Place:
-        """The next place in the order of the run."""
+        """The next position in the order of the run."""
         self._index += 1
         return {"lane": "0", "index": self._index - 1, "call": f"0@{self._index - 1}"}
 
@@ -139,7 +139,7 @@ class Lines:
         at_ms: int | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """The end of a call; *rest* is what else the file tells of it."""
+        """The end of a call; *rest* is what else the file tells about it."""
         payload: dict[str, Any] = {"outcome": "ok", "value": value}
         if error is not None:
             payload = {"outcome": "error", "error": error_of(error), "value": value}
@@ -154,7 +154,7 @@ def error_of(message: str) -> dict[str, str]:
 
 
 def digest_of(said: Any) -> str:
-    """Of arguments or a request."""
+    """The digest of arguments or a request."""
     try:
         return hashlib.sha256(canonical_json(said)).hexdigest()
     except CanonicalError:
@@ -162,12 +162,12 @@ def digest_of(said: Any) -> str:
 
 
 def usable_id(given: str, kind: str) -> str:
-    """*given* if it can be the id of a run, else one made from it."""
+    """*given* if it can be the id of a run, else an id derived from it."""
     return given if USABLE_ID.fullmatch(given) else hashed_id(given, kind)
 
 
 def hashed_id(given: str, kind: str) -> str:
-    """The id of a run made from whatever names it."""
+    """A run id derived from whatever identifies the run."""
     return f"{kind}-{hashlib.sha256(given.encode()).hexdigest()[:32]}"
 
 
@@ -187,7 +187,7 @@ def whole_ms(value: Any) -> int:
     return int(value)
 
 
-# -- model calls, in the words of the chat API that most clients speak -------------------------------------------------
+# -- model calls, in the vocabulary of the chat API that most clients use ----------------------------------------------
 
 
 def assistant(text: Any, calls: Sequence[tuple[str, str, Any]], reasoning: str | None = None) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def answer_of(message: dict[str, Any], model: str | None, finish: str | None = N
 
 
 def usage_of(given: Any, taken: Any) -> dict[str, int | None]:
-    """Tokens in and out, as far as they are numbers."""
+    """Tokens in and out, if they are numbers."""
 
     def count(value: Any) -> int | None:
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
@@ -224,7 +224,7 @@ def usage_of(given: Any, taken: Any) -> dict[str, int | None]:
 
 
 def conversation(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """What a partial request stands for, by the events before its answer: all messages since the run began."""
+    """What a partial request stands for, given the events before its answer: all messages since the run began."""
     messages: list[dict[str, Any]] = []
     asked: set[str | None] = set()
     for event in events:

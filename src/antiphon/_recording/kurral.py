@@ -1,6 +1,6 @@
 """``.kurral`` documents as runs, and runs as ``.kurral`` documents (K1).
 
-The imported document is kept whole in the run, so that exporting it again gives an equal document.
+The imported document is stored whole in the run, so that exporting it again gives an equal document.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def events_of(document: dict[str, Any], manifest: RunManifest) -> list[Event]:
-    """The events an equal run of ours would have, as far as the document tells."""
+    """The events that an equal run of ours would have, as far as the document tells."""
     lines = Lines(manifest.id, manifest.started_at_ms)
     asked = _interactions(document, "inputs")
     answered = _interactions(document, "outputs")
@@ -107,7 +107,7 @@ def _add_call(call: dict[str, Any], lines: Lines) -> None:
 
 
 def to_kurral(manifest: RunManifest, events: Iterable[Event]) -> dict[str, Any]:
-    """The run as a ``.kurral`` document: the very one it was imported from, or one made from its events."""
+    """The run as a ``.kurral`` document: the one it was imported from, or a new one made from its events."""
     facts = Facts(manifest)
     calls: list[dict[str, Any]] = []
     waiting: dict[str, Event] = {}

@@ -1,9 +1,9 @@
-"""Answers of models, kept for equal requests of live runs: opt-in, within one tenant and workspace (D14, D23, L11).
+"""A cache of model answers for equal requests of live runs: opt-in, within one tenant and workspace (D14, D23, L11).
 
-An entry is a claim record of the reserved namespace ``llm-cache``: it lives in the store that is configured, expires
-like any other record, is listed by ``antiphon claims`` and dropped by flushing that tool. The key of the request finds
-it, and the digest of everything else that shapes an answer must agree. Refusals, failures and streams are never kept,
-nor is an answer in which something would have to be redacted.
+An entry is a claim record in the reserved namespace ``llm-cache``: it lives in the configured store, expires like any
+other record, is listed by ``antiphon claims`` and removed by flushing that tool. The key of the request finds it, and
+the digest of everything else that shapes an answer must match. Refusals, failures and streams are never cached, nor is
+an answer that would have to be redacted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RECIPE: Recipe = "rfc0041"
 
 
 class LlmCache:
-    """Finds and keeps answers through the claims of a journal; *journal* is told whether an event loop runs."""
+    """Finds and stores answers through the claims of a journal; *journal* is told whether an event loop is running."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class LlmCache:
         )
 
     async def find(self, key: str, variant: str, asynchronous: bool) -> Answer | None:
-        """A kept answer; a store that cannot be read means that the model is asked."""
+        """A cached answer; if the store cannot be read, the model is asked."""
         try:
             found = await self._journal(asynchronous).read(self._key(key, variant))
         except StoreError as error:
@@ -90,7 +90,7 @@ class LlmCache:
         return Answer("ok", msgspec.json.decode(record.payload), source="cache", meta={"fromCache": True, "ageMs": age})
 
     async def keep(self, key: str, variant: str, asynchronous: bool, value: Any) -> None:
-        """Keep an answer that reads back as it was given; what cannot be written is logged, and the run goes on."""
+        """Cache an answer that round-trips; write failures are logged, and the run continues."""
         data = dump(value)
         if len(data) > LARGEST or orjson.loads(data) != value or self._redactor.redact_bytes(data)[1]:
             return

@@ -1,4 +1,4 @@
-"""Under which code a run was made: commit, changes, source of the entry point, package versions."""
+"""The code under which a run was made: commit, changes, source of the entry point, package versions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OURS = Path(__file__).resolve().parents[1]
 
 @lru_cache(maxsize=8)
 def _git(folder: str) -> tuple[str | None, bool | None]:
-    """Commit of the checkout around *folder*, and whether it has uncommitted changes."""
+    """The commit of the checkout around *folder*, and whether it has uncommitted changes."""
     import shutil
     import subprocess
 
@@ -73,7 +73,7 @@ def code_version(function: Callable[..., Any] | None) -> CodeVersion:
 
 
 def source_digest(function: Callable[..., Any] | None) -> str | None:
-    """Digest of the function's source, where there is one."""
+    """The digest of the function's source, if available."""
     if function is None:
         return None
     try:
@@ -83,11 +83,11 @@ def source_digest(function: Callable[..., Any] | None) -> str | None:
 
 
 def source_files(function: Callable[..., Any] | None) -> dict[str, str] | None:
-    """The project's files that *function* can reach, and digests of their source.
+    """The project's files that *function* can reach, with digests of their source.
 
-    Followed are the modules, functions and classes that a module names, and what its source imports anywhere, also
-    where that has not run yet; nothing is imported for that. Installed packages and files outside the folder of
-    *function*'s project are not looked at.
+    This follows the modules, functions and classes that a module names, and whatever its source imports anywhere, even
+    if that has not run yet; nothing is imported for it. Installed packages and files outside the folder of *function*'s
+    project are skipped.
     """
     first = sys.modules.get(getattr(inspect.unwrap(function), "__module__", "")) if function is not None else None
     file = _own_file(getattr(first, "__file__", None))
@@ -114,20 +114,20 @@ def source_files(function: Callable[..., Any] | None) -> dict[str, str] | None:
 
 @lru_cache(maxsize=64)
 def _folders(root: Path, working: str, places: tuple[Any, ...]) -> tuple[str, ...]:
-    """Where modules of the project are looked for."""
+    """Where to look for modules of the project."""
     found = (os.path.realpath(Path(working, place)) for place in places if isinstance(place, str))
     return tuple(folder for folder in found if Path(folder).is_relative_to(root))
 
 
 def _file_of(name: str, folders: tuple[str, ...]) -> Path | None:
-    """The user's file of a module, loaded or not; one that is not loaded is looked for in *folders* or its package."""
+    """The user's file of a module, loaded or not; an unloaded one is searched for in *folders* or its package."""
     if name in sys.modules:
         return _own_file(getattr(sys.modules[name], "__file__", None))
     above, _, last = name.rpartition(".")
     if above in sys.modules:
         try:
             folders = tuple(map(str, getattr(sys.modules[above], "__path__", ())))
-        except Exception:  # a package may have anything there
+        except Exception:  # packages may define anything there
             return None
     else:
         last = name.replace(".", "/")
@@ -142,7 +142,7 @@ def _looked_for(name: str, folders: tuple[str, ...]) -> Path | None:
 
 @lru_cache(maxsize=16_384)
 def _own_file(file: str | None) -> Path | None:
-    """A source file of the user: not installed, not of the standard library, not of this package."""
+    """The file if it is a user's source: not installed, not in the standard library, not in this package."""
     path = Path(file or "").resolve()
     foreign = {"site-packages", "dist-packages"} & {*path.parts} or path.suffix != ".py"
     return None if foreign or path.is_relative_to(_STANDARD) or path.is_relative_to(_OURS) else path
@@ -150,14 +150,14 @@ def _own_file(file: str | None) -> Path | None:
 
 @lru_cache(maxsize=256)
 def _project(folder: Path) -> Path:
-    """The folder that holds the project: the nearest one upwards with a pyproject.toml or a checkout."""
+    """The folder of the project: the nearest one upwards with a pyproject.toml, an antiphon.toml or a checkout."""
     marks = ("pyproject.toml", "antiphon.toml", ".git")
     found = (place for place in (folder, *folder.parents) if any((place / mark).exists() for mark in marks))
     return next(found, folder)
 
 
 def _named(module: Any) -> Iterator[str]:
-    """The names of loaded modules that the objects of *module* come from."""
+    """The names of loaded modules that define the objects in *module*."""
     for value in [] if module is None else list(vars(module).values()):
         name = value.__name__ if inspect.ismodule(value) else str(getattr(value, "__module__", None) or "")
         if name in sys.modules:
@@ -165,13 +165,13 @@ def _named(module: Any) -> Iterator[str]:
 
 
 def _package(module: str, path: Path) -> str:
-    """What relative imports of a module start from."""
+    """What a module's relative imports are relative to."""
     known = getattr(sys.modules.get(module), "__package__", None)
     return str(known or (module if path.name == "__init__.py" else module.rpartition(".")[0]))
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
-    """Changes with the content of a file; zeros if there is none."""
+    """Changes with the content of a file; zeros if it does not exist."""
     try:
         known = path.stat()
     except OSError:
@@ -188,9 +188,9 @@ _BY_NAME = re.compile(r"(?:import_module|__import__)\(\s*[\"']([\w.]+)[\"']")
 
 @lru_cache(maxsize=1024)
 def _read(path: str, stamp: tuple[int, int], package: str) -> tuple[str | None, tuple[str, ...]]:
-    """The digest of a file, and the modules that its imports may mean, with the packages around them.
+    """The digest of a file, and the modules that its imports may mean, with their parent packages.
 
-    A parser would take a hundred times as long. Words too many (of comments, ``as``) do no harm: they name no file.
+    A parser would take a hundred times as long. Extra words (from comments, ``as``) are harmless: they match no file.
     """
     try:
         data = Path(path).read_bytes()
@@ -222,7 +222,7 @@ def package_versions() -> dict[str, str]:
 
 
 def entry_of(function: Callable[..., Any]) -> str:
-    """How the function can be found again: ``module:name``, or ``file.py:name`` for a script."""
+    """How to find the function again: ``module:name``, or ``file.py:name`` for a script."""
     function = inspect.unwrap(function)
     module = getattr(function, "__module__", "__main__")
     name = getattr(function, "__qualname__", type(function).__name__)

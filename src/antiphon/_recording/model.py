@@ -1,4 +1,4 @@
-"""The language-model boundary: one request, one response or stream, written down and answered by a replay (L1, D18)."""
+"""The language-model boundary: one request, one response or stream, recorded and answered by a replay (L1, D18)."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def open_llm(
     made_here: bool = False,
     **meta: Any,
 ) -> Boundary:
-    """The boundary of one model call; a body that the mapping does not know is recorded as it is.
+    """The boundary of one model call; a body that cannot be mapped is recorded unchanged.
 
-    *vendor* says who serves the model, where a framework speaks one dialect for all. A body that was *made_here* from
-    a framework's request is recorded in its canonical form alone, which says the same.
+    *vendor* names who serves the model, for frameworks that use one dialect for all. A body *made_here* from a
+    framework's request is recorded only in its canonical form, which is equivalent.
     """
     body = request if type(request) is dict else dict(request)
     payload: dict[str, Any] = {"provider": provider, "providerRequest": body, "recipe": RECIPE}
@@ -56,7 +56,7 @@ def open_llm(
         recorded = None if known is None else known(provider, body)
     digest: str | None = None
     canonical: dict[str, Any] = body
-    if recorded is not None:  # a replay knows what this very body was mapped to
+    if recorded is not None:  # a replay knows what this exact body was mapped to
         canonical, digest = recorded["request"], recorded["digest"]
         payload["variant"], payload["request"] = recorded["variant"], canonical
     else:
@@ -79,12 +79,12 @@ def open_llm(
 
 
 def _digest_of(payload: Mapping[str, Any]) -> Callable[[Any], str] | None:
-    """How the digest of a canonical request is made; one that could not be mapped has none of its own."""
+    """How the digest of a canonical request is computed; a request that could not be mapped has none of its own."""
     return None if "unmapped" in payload else lambda request: llm_cache_key(request, recipe=RECIPE)
 
 
 def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
-    """``ok`` or ``refusal``, and what is told about the response: usage, stop reason, refusal kind (D23)."""
+    """``ok`` or ``refusal``, and a summary of the response: usage, stop reason, refusal kind (D23)."""
     if type(response) is not dict and not isinstance(response, Mapping):
         return "ok", {}
     body = response if type(response) is dict else dict(response)
@@ -98,11 +98,11 @@ def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
 
 
 class OptionRefused(InvalidInput):
-    """A replay was asked to change what the agent's framework does not let it change."""
+    """A replay was asked to change something that the agent's framework does not allow."""
 
 
 def not_settable(framework: str, names: Sequence[str]) -> OptionRefused:
-    """The error for options that a framework's model does not take."""
+    """The error for options that a framework's model does not support."""
     given = ", ".join(f"--{name}" for name in names)
     return OptionRefused(
         f"The model of {with_article(framework)} agent cannot be given {given} by a replay.",
@@ -112,7 +112,7 @@ def not_settable(framework: str, names: Sequence[str]) -> OptionRefused:
 
 
 def endpoint_of(url: str) -> str:
-    """Where a model is served, without credentials, query and the part that every call has: one service, one text.
+    """Where a model is served, without credentials, query and the part that all calls share: one text per service.
 
     >>> endpoint_of("https://user:pw@api.example.com/v1/chat/completions?key=1")
     'https://api.example.com/v1'
@@ -128,7 +128,7 @@ _CALL = re.compile(r"/(?:chat/completions|responses|messages|models/[^/]+:\w+)$"
 
 
 def rewritten(scope: RunScope, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The request as an exploring replay wants it: another model, temperature or prompt."""
+    """The request as changed by an exploring replay: another model, temperature or prompt."""
     rewrite = getattr(scope.invoker, "rewrite", None)
     return request if rewrite is None else rewrite(dict(request))
 
@@ -146,7 +146,7 @@ async def ask_async(
     *,
     asynchronous: bool = True,
 ) -> Any:
-    """One model call; a response that comes in chunks is a stream. Suspends only where *asynchronous* says so."""
+    """One model call; a response that arrives in chunks is a stream. Suspends only if *asynchronous*."""
     request = rewritten(scope, request)
     streams = bool(request.get("stream"))
     boundary = open_llm(scope, request, provider, asynchronous=asynchronous, stream=streams, send=send)
@@ -175,7 +175,7 @@ async def ask_async(
 
 
 class _CountedLog(StreamLog):
-    """The chunks are the value; what is recorded at the end is their number."""
+    """The chunks are the value; the end records only their number."""
 
     def summary(self) -> tuple[str, Any, dict[str, Any]]:
         provider = str(self.boundary.payload["provider"])

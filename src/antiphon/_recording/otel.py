@@ -1,8 +1,8 @@
 """OpenTelemetry traces with GenAI spans (OTLP as JSON) as runs: one run for each trace.
 
-Spans follow the semantic conventions of generative AI: ``chat`` and its kin are model calls, ``execute_tool`` is a
-tool call. What a model was asked and said is there only where its instrumentation captured content; a run without it
-can be looked at, and nothing else.
+Spans follow the semantic conventions of generative AI: ``chat`` and its kin are model calls, ``execute_tool`` is a tool
+call. Requests and answers are present only if the instrumentation captured content; a run without them can only be
+viewed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_otlp(document: Any) -> bool:
 
 
 def runs_of(documents: list[dict[str, Any]], *, tenant: str, workspace: str) -> Iterator[Told]:
-    """The runs of all traces in which there is a GenAI span, in the order in which they began."""
+    """The runs of all traces that contain a GenAI span, in the order in which they began."""
     traces: dict[str, list[_Span]] = {}
     for number, document in enumerate(documents):
         for span in _spans(document, f"line {number + 1}: " if len(documents) > 1 else ""):
@@ -105,7 +105,7 @@ def _list(value: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
 
 
 def _ms(nanoseconds: Any) -> int:
-    """OTLP writes 64-bit numbers as text."""
+    """OTLP writes 64-bit numbers as strings."""
     try:
         return min(max(0, int(nanoseconds) // 1_000_000), LAST_MS)
     except (TypeError, ValueError, OverflowError):
@@ -143,7 +143,7 @@ def _value(wire: Any, depth: int = 0) -> Any:
 
 
 def _json(value: Any) -> Any:
-    """Structured content: as it is, or as the JSON text that most exporters make of it."""
+    """Structured content: unchanged, or parsed from the JSON text that most exporters make of it."""
     if not isinstance(value, str):
         return value
     try:
@@ -156,7 +156,7 @@ def _json(value: Any) -> Any:
 
 
 class _Writer:
-    """One trace on its way to events."""
+    """Converts one trace to events."""
 
     def __init__(self, trace: str, spans: list[_Span], tenant: str, workspace: str) -> None:
         self._trace = trace
@@ -297,7 +297,7 @@ class _Writer:
             there = "gen_ai.tool.call.result" in attributes or span["error"] is not None
             told.count("tool results", there, f"{name}: no result was captured (gen_ai.tool.call.result)")
             if not there:
-                return  # whether and how it ended is known, what it brought is not
+                return  # whether and how it ended is known, but not its result
             value = _json(attributes.get("gen_ai.tool.call.result"))
             meta = {"durationMs": max(0, span["end"] - span["start"])}
             self._lines.finish(place, value, error=span["error"], at_ms=span["end"], meta=meta, rest=_rest(attributes))
@@ -317,7 +317,7 @@ _PARTS = frozenset({"text", "reasoning", "tool_call", "tool_call_response"})
 
 
 def _rest(attributes: dict[str, Any]) -> dict[str, Any]:
-    """What the events do not hold; messages as they were if a part of them is not read."""
+    """What the events do not hold; the original messages if a part of them is not read."""
     left = {name for name in _MESSAGES if _unread(attributes.get(name))}
     return {name: value for name, value in attributes.items() if name not in _READ or name in left}
 
@@ -353,7 +353,7 @@ def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:
-    """Messages of the conventions (role and parts) in the words of the chat API."""
+    """Messages of the conventions (role and parts) in the vocabulary of the chat API."""
     given = _json(value)
     found: list[dict[str, Any]] = []
     for one in given if isinstance(given, list) else ():
@@ -375,13 +375,13 @@ def _messages(value: Any) -> list[dict[str, Any]]:
         if role == "assistant":
             thought = "\n".join(str(p.get("content") or "") for p in parts if p.get("type") == "reasoning")
             found.append(assistant(text, calls, thought))
-        elif text or not replies:  # a text beside a reply is a message of the user
+        elif text or not replies:  # text next to a tool reply is a user message
             found.append({"role": "user" if replies else role, "content": text})
     return found
 
 
 def _unread(value: Any) -> list[str]:
-    """The types of parts that have no place in the messages that are made of *value*: pictures, files and others."""
+    """The types of parts that have no place in messages built from *value*: images, files and others."""
     given = _json(value)
     messages = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
     kinds = [str(part.get("type")) for one in messages for part in _parts(one)]

@@ -15,17 +15,17 @@ from antiphon._arguments import field_names, time_text
 from antiphon.contract.events import UNSERIALISABLE
 
 _TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
-"""orjson leaves out the fields of dataclasses that begin with an underscore."""
-_OPTIONS = _TEXT_KEYS | orjson.OPT_NON_STR_KEYS  # at twice the price
+"""orjson omits dataclass fields that begin with an underscore."""
+_OPTIONS = _TEXT_KEYS | orjson.OPT_NON_STR_KEYS  # twice as slow
 _KEPT = _TEXT_KEYS | orjson.OPT_APPEND_NEWLINE
-"""The newline is cut off: what orjson returns holds on to its buffer of 4 KB, and a slice of it does not."""
+"""The newline is sliced off: a result of orjson keeps its 4 KB buffer alive, a slice of it does not."""
 _DEEPEST = 252
-"""As deep as orjson goes: what is cut here is cut at the same place when it is written again, one level further in."""
+"""orjson's depth limit: what is cut here is cut at the same place when it is written again, one level deeper."""
 _MOST_BITS = 14_000
-"""Python writes no larger number out."""
+"""Python refuses to print larger integers."""
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 _TAGS = frozenset({"$bytes", "$float", "$int", "$items", "$literal", "$path", "$str", "$timedelta", UNSERIALISABLE})
-"""Names of objects that stand for a value in an output."""
+"""Names of objects that encode a value in an output."""
 
 
 def _default(value: Any) -> Any:
@@ -36,7 +36,7 @@ def _default(value: Any) -> Any:
     if callable(wire):
         return wire()
     names = _names(value)
-    if names is not None:  # also of what would be written as a list: the names say what is secret
+    if names is not None:  # even if it would become a list: the names identify secrets
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=repr)
@@ -47,10 +47,10 @@ def _default(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return list(value)
     if isinstance(value, (bytes, bytearray)):
-        return {"$bytes": value.decode("latin-1")}  # a secret in it stays one that can be seen
+        return {"$bytes": value.decode("latin-1")}  # keeps secrets in it detectable
     if type(value).__module__ == "decimal":
         return str(value)
-    if isinstance(value, time):  # with a zone
+    if isinstance(value, time):  # with a time zone
         return time_text(value)
     if isinstance(value, bool | int | float):
         return float(value) if isinstance(value, float) else int(value)
@@ -58,31 +58,31 @@ def _default(value: Any) -> Any:
 
 
 def _names(value: Any) -> Sequence[str] | None:
-    """The fields of an object that does not write itself."""
+    """The fields of an object that does not serialise itself."""
     return None if hasattr(value, "model_dump") else field_names(type(value))
 
 
 def chunk_of(data: Any) -> Any:
-    """A recorded chunk of a model's stream as it was: bytes are bytes again."""
+    """A recorded chunk of a model's stream in its original form: bytes become bytes again."""
     if type(data) is dict and len(data) == 1 and isinstance(data.get("$bytes"), str):
         return data["$bytes"].encode("latin-1", "replace")
     return data
 
 
 def unserialisable(value: Any) -> dict[str, str]:
-    """What stands for a value that cannot be written: the name of its type."""
+    """The stand-in for a value that cannot be serialised: the name of its type."""
     return {UNSERIALISABLE: f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
 def dump(value: Any) -> bytes:
-    """JSON bytes of *value*. One leaf that has no JSON form does not cost the rest."""
+    """*value* as JSON bytes. One leaf without a JSON form does not cost the rest."""
     try:
         return orjson.dumps(value, _default, _KEPT)[:-1]
     except Exception:  # noqa: S110 - whatever it is, the next one knows it or comes to it, too
         pass
     try:
         data = orjson.dumps(value, _default, _OPTIONS)
-        if len(orjson.dumps(orjson.loads(data))) == len(data):  # else an object has two members of one name
+        if len(orjson.dumps(orjson.loads(data))) == len(data):  # else an object would have duplicate members
             return data
     except Exception:  # noqa: S110 - too large a number, half a character, a cycle, a conversion that raised
         pass
@@ -90,7 +90,7 @@ def dump(value: Any) -> bytes:
 
 
 def _leaf_by_leaf(value: Any, above: tuple[int, ...]) -> Any:
-    """*above* are the containers that *value* lies in: one that lies in itself has no end."""
+    """*above* are the containers that hold *value*: a value inside itself would never end."""
     within = (*above, id(value))
     if len(above) > _DEEPEST or id(value) in above:
         return unserialisable(value)
@@ -125,12 +125,12 @@ def _converted(value: Any, above: tuple[int, ...]) -> Any:
 
 
 def exact_output(value: Any) -> Any:
-    """What a run returned, in a form in which JSON loses nothing that a replay has to compare.
+    """What a run returned, in a form that keeps everything a replay has to compare.
 
-    A list stands for a tuple and for a set, and text for a decimal, a time and a name: these are the forms of JSON.
+    A list stands for a tuple or a set, and text for a decimal, a time or a name: these are their JSON forms.
     """
     try:
-        data = orjson.dumps(value, option=_TEXT_KEYS)  # refuses what is not JSON, and writes NaN as null
+        data = orjson.dumps(value, option=_TEXT_KEYS)  # rejects what is not JSON, but writes NaN as null
         if b"null" not in data and b'{"$' not in data:
             return value
     except TypeError:
@@ -142,7 +142,7 @@ def exact_output(value: Any) -> Any:
 
 
 def _exact(value: Any, above: tuple[int, ...]) -> Any:
-    """*above* are the containers that *value* lies in."""
+    """*above* are the containers that hold *value*."""
     if len(above) > _DEEPEST or id(value) in above:
         return unserialisable(value)
     within = (*above, id(value))
@@ -174,7 +174,7 @@ def _exact(value: Any, above: tuple[int, ...]) -> Any:
     try:
         inner = _default(value)
         return unserialisable(value) if inner == unserialisable(value) else _exact(inner, within)
-    except Exception:  # a conversion of the user's that raised
+    except Exception:  # a conversion by the user that raised
         return unserialisable(value)
 
 

@@ -41,7 +41,7 @@ from antiphon.redact._redactor import in_json
 from antiphon.stores._adapters import AsyncFromSync
 
 Part = str | bytes | tuple[Any, Any]
-"""The text of a plain message, another message as JSON, and the rest of a request: as JSON, or model and provider."""
+"""The text of a plain message, any other message as JSON, and the rest of a request: as JSON, or model and provider."""
 _BARE = {"model", "provider", "messages", "tools"}
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _PARTS_KEPT = 4096
@@ -49,12 +49,11 @@ _LENGTH_KEPT = 4_000_000
 
 
 class RedactionCache:
-    """Parts of conversations that were looked at for secrets and have none.
+    """Parts of conversations that were checked for secrets and contain none.
 
-    The next request of a conversation says again what the one before said: the prompt, the tools, all earlier messages.
-    Only what is new has to be looked at. A message is looked at as a whole, with the names of its fields, so looking at
-    the parts finds what looking at the request finds; rules of users may name any field, so with them every request is
-    looked at as it is.
+    The next request of a conversation repeats the previous one: the prompt, the tools, all earlier messages. Only what
+    is new has to be checked. A message is checked as a whole, with its field names, so checking the parts finds the
+    same as checking the request; users' rules may name any field, so with them every request is checked in full.
     """
 
     __slots__ = ("_known", "_length", "_redactor", "_values")
@@ -66,7 +65,7 @@ class RedactionCache:
         self._values = 0
 
     def has_no_secret(self, request: dict[str, Any]) -> bool:
-        """Whether there is nothing to redact in a canonical request; ``False`` also means that it is not known."""
+        """Whether a canonical request contains nothing to redact; ``False`` also means unknown."""
         messages = request.get("messages")
         if type(messages) is not list or not self._redactor.in_parts:
             return False
@@ -74,7 +73,7 @@ class RedactionCache:
             return False  # a name and its value
         known = self._known
         values = len(self._redactor.pseudonyms.values)
-        if values != self._values:  # what was found since then is looked for in all parts
+        if values != self._values:  # new secrets have to be looked for in all parts
             known.clear()
             self._values, self._length = values, 0
         fresh: dict[Part, Any] = {}
@@ -104,19 +103,20 @@ class RedactionCache:
 
 Body = Callable[[str, Site | None, dict[str, Any], dict[str, Any]], bytes]
 Taken = bytes | tuple[dict[str, Any], dict[str, Any]]
-"""Payload and ``meta`` as JSON, or as values that nobody changes."""
+"""Payload and ``meta`` as JSON, or as values that nobody modifies."""
 
 
 class LateRow(Row):
-    """A row whose body is written when it is read: for stores that live and die with the process.
+    """A row whose body is built when it is read: for stores that live in the process.
 
-    What the event says is taken down at once, so that nothing a caller changes afterwards shows in it. Redaction and
-    check sum come with the first reader. In place of the body is a list of what it takes to write it or, later, of it.
+    The content of the event is captured at once, so that later changes by the caller do not show in it. Redaction and
+    checksum happen on first read. In place of the body is a list that holds what it is built from, and later the body
+    itself.
     """
 
     __slots__ = ()
 
-    def __repr__(self) -> str:  # what is not redacted yet is shown to nobody
+    def __repr__(self) -> str:  # never shows content that is not redacted yet
         return f"LateRow({self.run!r}, {self.type!r}, {self.at_ms})"
 
     @property
@@ -133,19 +133,19 @@ class LateRow(Row):
 
 _DIGESTS_KEPT = 100_000
 GROUP = 64
-"""So many chunks are written at once."""
+"""How many chunks are written at once."""
 LONGEST_S = 0.1
-"""A chunk that could be written waits no longer than this for others, as long as the reader reads."""
+"""A chunk that is ready waits at most this long for others, as long as the reader keeps reading."""
 
 _FIXED = (str, int, float, bool, type(None), bytes)
 Encode = Callable[[int, Any, float, Any], Row]
 
 
 class Chunks:
-    """Takes the chunks of one stream and gives the rows that are to be written (D18, D21).
+    """Takes the chunks of one stream and returns the rows to write (D18, D21).
 
-    A chunk goes to its reader first. It is recorded when no secret can reach across its end any more, and chunks are
-    written in groups: a reader never waits for a commit of each.
+    A chunk goes to its reader first. It is recorded once no secret can extend across its end, and chunks are written in
+    groups: a reader never waits for a commit per chunk.
     """
 
     __slots__ = ("_count", "_encode", "_fresh", "_ready", "_redactor", "_since", "_stream", "_waiting")
@@ -153,25 +153,25 @@ class Chunks:
     def __init__(self, redactor: Redactor, encode: Encode) -> None:
         self._redactor = redactor
         self._encode = encode
-        """(number, data as it is recorded, pause before it in ms, data as it was) -> row."""
+        """(number, data as recorded, pause before it in ms, original data) -> row."""
         self._fresh: list[tuple[Any, bool, float]] = []
-        """(data, whether it is JSON of what the reader may change, pause)."""
+        """(data, whether it is JSON of something the reader may modify, pause)."""
         self._waiting: deque[tuple[Any, float]] = deque()
-        """(data, pause) of chunks whose end may still become a part of a secret."""
+        """(data, pause) of chunks whose end may still become part of a secret."""
         self._ready: list[Row] = []
         self._stream: Any = None
         self._count = 0
         self._since = 0.0
 
     def add(self, data: Any, gap_ms: float) -> None:
-        """Note a chunk on its way to the reader; quick, because the reader is waiting."""
+        """Record a chunk on its way to the reader; must be fast, because the reader is waiting."""
         if not self._fresh and not self._ready:
             self._since = time.monotonic()
-        changes = data.__class__ not in _FIXED  # what can be changed by its reader is kept as it is now
+        changes = data.__class__ not in _FIXED  # snapshot what the reader could modify
         self._fresh.append((dump(data) if changes else data, changes, gap_ms))
 
     def due(self) -> list[Row]:
-        """The rows to be written now, if it is time for that; called when the reader asks for more."""
+        """The rows to write now, if any are due; called when the reader asks for more."""
         waiting = len(self._fresh) + len(self._ready)
         if not waiting or (waiting < GROUP and time.monotonic() - self._since < LONGEST_S):
             return []
@@ -181,7 +181,7 @@ class Chunks:
         return rows
 
     def rest(self) -> list[Row]:
-        """All that is left, at the end of the stream."""
+        """Everything that is left, at the end of the stream."""
         self._take()
         if self._stream is not None:
             self._add_ready(self._stream.finish())
@@ -212,7 +212,7 @@ class Chunks:
 
 
 def whole(event: Event, blobs: Blobs | None, tenant: str) -> Event:
-    """The event with its spilled parts brought back, and a check sum that still says whether it was changed."""
+    """The event with its spilled parts restored, and a checksum that still shows whether it was altered."""
     parts = spilled(event)
     if not parts:
         return event
@@ -231,15 +231,15 @@ SPILL_BYTES = 65_536
 
 _quoted = orjson.dumps
 _decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_new: Any = tuple.__new__  # half the price of a named tuple's own constructor
+_new: Any = tuple.__new__  # half the cost of a named tuple's own constructor
 
 OUR_FIELDS = frozenset(
     "kind name namespace digest rawDigest nth key keyOf recipe variant outcome n what status provider entry".split()
 )
-"""Fields of a payload that hold our own words, names of tools and digests: nothing to redact."""
+"""Payload fields with our own vocabulary, tool names and digests: nothing to redact."""
 _OUR_EVENTS = frozenset({"call.started", "call.chunk", "call.finished", "decision", "draw"})
 _OUR_OTHERS = frozenset({"entry", "status"})
-"""In all other events a name may be anything that people write."""
+"""In all other events a name may be any user text."""
 OUR_META = frozenset(
     "requestId keyFingerprint idempotent callId effect status attempts durationMs fromCache breakerState gapMs tries"
     " afterEnd orphan usage stopReason stream transport matchedOn ageMs masks sealed blobs pseudonyms given".split()
@@ -250,7 +250,7 @@ OUR_META = frozenset(
 def _digest(clean: bytes) -> str:
     try:
         return hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest()
-    except CanonicalError:  # a number of another format that has no canonical form
+    except CanonicalError:  # a number in an imported format without a canonical form
         return hashlib.sha256(clean).hexdigest()
 
 
@@ -259,12 +259,12 @@ AFTER_END = "afterEnd"
 
 
 class Masking(NamedTuple):
-    """What redaction did to a document: where stand-ins are, and what it was."""
+    """What redaction did to a document: where stand-ins are, and the original."""
 
     masks: list[Mask]
     original: bytes
     digest: str = ""
-    """Of a call's arguments as they were."""
+    """Of a call's original arguments."""
 
 
 class _Shared:
@@ -278,7 +278,7 @@ class _Shared:
 
 
 class LoopJournals:
-    """The journals of a store for event loops: one for each loop, shared by all runs there, closed with the last."""
+    """A store's asynchronous journals: one per event loop, shared by all its runs, closed with the last of them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -291,7 +291,7 @@ class LoopJournals:
             self._shared[loop] = _Shared(journal, 1)
 
     def take(self, loop: Any) -> Journal:
-        """The journal of a loop, for one run more."""
+        """Get the journal of a loop for one more run."""
         with self._lock:
             found = self._shared.get(loop)
             if found is None:
@@ -300,7 +300,7 @@ class LoopJournals:
             return found.journal
 
     async def give_back(self, loop: Any) -> None:
-        """One run less uses the journal of the running loop."""
+        """Release the running loop's journal for one run."""
         with self._lock:
             found = self._shared.get(loop)
             if found is None:
@@ -333,10 +333,10 @@ class Recorder:
         write_async: WriteAsync | None = None,
         loops: LoopJournals | None = None,
     ) -> None:
-        """*write* and *write_async*: where events go instead of the journal; give both or neither.
-        *loops*: the journals for event loops that this run shares with others.
+        """*write* and *write_async*: where events go instead of the journal; give both or neither. *loops*: the
+        asynchronous journals that this run shares with others.
 
-        Originals are kept under *key* if there is a *ring* that can wrap it.
+        Originals are sealed with *key* if there is a *ring* that can wrap it.
         """
         self.run_id = run_id
         self.store = store
@@ -344,20 +344,21 @@ class Recorder:
         self.clock = clock
         self.key: RunKey = key or RunKey.new(run_id, keeps=ring is not None)
         self.redactor: Redactor = redactor.for_run(self.key.key)
-        """Puts pseudonyms in place of secrets, under the key of the run."""
+        """Replaces secrets by pseudonyms under the run's key."""
         self._ring = ring
         self.blobs = blobs
         self.tenant = tenant
         self._in_process = store.in_process
-        """Events of a store in this process are written out when somebody reads them: most are never read."""
+        """Events of an in-process store are serialised when somebody reads them: most are never read."""
         self._presented: tuple[Any, bytes] = (None, b"")
-        """The arguments looked at last, if they hold no secret: their start event comes right after."""
+        """The last arguments checked, if they contain no secret: their start event comes right after."""
         self._redaction_cache = RedactionCache(self.redactor)
         self._written: set[str] = set()
-        """Digests of arguments that were written as they are. Equal ones keep theirs, also after a value in them was
-        found to be a secret: equal calls of a run have one digest and are counted together."""
+        """Digests of arguments that were written unredacted. Equal ones keep their digest even after a value in them
+        was found to be a secret: equal calls of a run have one digest and are counted together.
+        """
         self._placed: tuple[Site | None, bytes] = (None, b"")
-        """The site written last and the beginning of its events: an end mostly follows its start."""
+        """The last site written and the beginning of its events: an end usually follows its start."""
         self._now_ms = clock.now_ms
         self._loops = loops or LoopJournals(store)
         self._async: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
@@ -384,7 +385,7 @@ class Recorder:
 
     @functools.cached_property
     def _seal(self) -> Callable[[bytes, bytes], str] | None:
-        """Seals originals; made with the first of them, and the run's manifest then holds the key."""
+        """Seals originals; created with the first of them, when the run's manifest gets the key."""
         if not self.key.keeps or self._ring is None:
             return None
         self.key = self._ring.ready(self.key, self.run_id)
@@ -395,7 +396,7 @@ class Recorder:
         return Sealer(self.key.key).seal if self.key.keeps else None
 
     def after_end(self, tell: Callable[[int], None]) -> None:
-        """From now on events are addenda of a run that has ended: they say so, and *tell* is told how many came."""
+        """From now on events are addenda of a run that has ended: they are marked, and *tell* receives the count."""
         scope = self.scope
         encode, compose = scope.encode, scope.compose
         calls = 0
@@ -422,27 +423,27 @@ class Recorder:
         return self.redactor.shown()
 
     def known(self) -> Redactor | None:
-        """What masks the values that were found in the run so far; ``None`` if there are none."""
+        """Masks the values that were found in the run so far; ``None`` if there are none."""
         return self._viewer if self.redactor.pseudonyms else None
 
     def view(self, value: Any) -> Any:
-        """A value of the run as others may see it: with masks."""
+        """A value of the run as others may see it, with masks."""
         return self._viewer.redact(orjson.loads(dump(value)))
 
     def masked(self, data: bytes) -> tuple[bytes, Masking | None]:
-        """Serialised JSON as it may be written."""
+        """Serialised JSON, redacted."""
         found = self.redactor.mask(data)
         return (data, None) if found is None else (found[0], Masking(found[1], data))
 
     def learn_from(self, other: Recorder) -> None:
-        """Know the secrets of another run, too."""
+        """Add the secrets of another run to the known ones."""
         found = other.redactor.pseudonyms
         for value, pseudonym in list(found.values.items()):
             self.redactor.pseudonyms.of(found.kinds[pseudonym], value)
         self.scope.quoted.update(other.scope.quoted)
 
     def shown(self, arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, Any]:
-        """The arguments as they may be written; the digest of those that hold secrets is made from the pseudonyms."""
+        """The arguments as they may be written; if they contain secrets, the digest is computed from the pseudonyms."""
         data = dump(arguments)
         clean, masking = self.masked(data)
         if masking is None:
@@ -481,13 +482,13 @@ class Recorder:
         return Row(self.run_id, kind, self._now_ms(), self._body(kind, site, payload, meta))
 
     def _taken(self, payload: dict[str, Any], meta: dict[str, Any]) -> Taken | None:
-        """What the event says, so that nobody can change it any more; ``None`` if it is large."""
+        """A snapshot of the event's content; ``None`` if it is large."""
         known, part = self._presented
         if known is not None:
             if payload.get("request") is known:
                 payload = {**payload, "request": orjson.Fragment(part)}
                 if "providerRequest" not in payload and len(part) < SPILL_BYTES // 2:
-                    return payload, meta  # texts and numbers of our own
+                    return payload, meta  # text and numbers of our own
             elif payload.get("arguments") is known:
                 payload = {**payload, "arguments": orjson.Fragment(part)}
         taken = dump((payload, meta))
@@ -495,7 +496,7 @@ class Recorder:
 
     def _body(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
         beside: dict[str, Any] = {}
-        if kind != "draw" or payload["what"] == "stdin":  # else times, numbers and ids of our own making
+        if kind != "draw" or payload["what"] == "stdin":  # other draws are times, numbers and ids that we create
             payload, beside = self._clean_payload(kind, site, payload, meta)
         if not OUR_META.issuperset(meta):
             meta = self._clean_meta(meta)
@@ -511,7 +512,7 @@ class Recorder:
         return with_sum(kind, dump(body))
 
     def compose(self, kind: str, site: Site, payload: bytes, meta: bytes, masking: Masking | None = None) -> Row:
-        """One event whose parts are written already; byte for byte what :meth:`encode` makes of them.
+        """One event whose parts are serialised already; byte for byte what :meth:`encode` makes of them.
 
         *masking* is what redaction did to its arguments.
         """
@@ -538,7 +539,7 @@ class Recorder:
     def _clean_payload(
         self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The payload without secrets and large parts, and what ``meta`` says of both."""
+        """The payload without secrets and large parts, and what ``meta`` says about both."""
         ours = OUR_FIELDS if kind in _OUR_EVENTS else _OUR_OTHERS
         clean: dict[str, Any] = {}
         parts: list[tuple[str, bytes]] = []
@@ -551,7 +552,7 @@ class Recorder:
             known, part = self._presented
             if value is not known:
                 part = dump(value)
-                if kind != "call.chunk":  # that was looked at as a part of its stream
+                if kind != "call.chunk":  # redacted already, as part of its stream
                     part, masking = self.masked(part)
                     if masking is not None:
                         changed[name] = masking
@@ -571,7 +572,7 @@ class Recorder:
     def _beside(
         self, kind: str, site: Site | None, part: Any, changed: dict[str, Masking], digest: str
     ) -> dict[str, Any]:
-        """What ``meta`` says of the masked parts of a payload: where the masks are, and the sealed originals."""
+        """What ``meta`` says about the masked parts of a payload: where the masks are, and the sealed originals."""
         masks = [
             Mask(f"/{name}{pointer}", start, length, of, key).to_wire()
             for name, masking in changed.items()
@@ -592,14 +593,14 @@ class Recorder:
         return beside
 
     def _kept(self, data: bytes) -> bytes:
-        """An original as it is sealed: credentials of this machine's environment are not even kept so."""
+        """An original as it is sealed: even there, credentials of this machine's environment are replaced."""
         for needle, value, kind in self.redactor.credentials:
             if needle in data:
                 data = data.replace(needle, in_json(self.redactor.pseudonyms.of(kind, value)))
         return data
 
     def _without_large_parts(self, payload: bytes) -> tuple[bytes, dict[str, str]]:
-        """A payload that holds no secret without its large parts, and references to those."""
+        """A secret-free payload without its large parts, and references to those."""
         parts = {name: bytes(part) for name, part in _decode_parts(payload).items()}
         free = [(name, part) for name, part in parts.items() if name not in OUR_FIELDS]
         if sum(len(part) for _, part in free) <= SPILL_BYTES:
@@ -613,21 +614,21 @@ class Recorder:
         return {**meta, **self.view(free)}
 
     def adopt(self, event: Event) -> Row:
-        """An event of another format, kept as if it had been recorded here: redacted, its originals sealed."""
+        """An event of another format, stored as if it had been recorded here: redacted, with sealed originals."""
         payload = event.payload
         field = "request" if "request" in payload else "arguments"
         if event.type == "call.started":
             payload = {**payload, "name": self.view(payload["name"])}
             clean, masking = self.masked(dump(payload[field]))
-            if masking is not None:  # no digest may be made from raw values (D36)
+            if masking is not None:  # no digest may be computed from raw values (D36)
                 payload |= {"rawDigest": payload["digest"], "digest": _digest(clean)}
         site = None if event.call is None else Site(event.lane, event.index, 0, event.call, event.parent)
         return Row(self.run_id, event.type, event.at_ms, self._body(event.type, site, payload, event.meta))
 
     def take(self, event: Event) -> Row:
-        """An event from elsewhere, kept as our own are: redacted, its large parts spilled.
+        """An imported event, stored like our own: redacted, with large parts spilled.
 
-        Pseudonyms that it says it has stay as they are.
+        Pseudonyms that it declares are kept.
         """
         holds = sum_holds(event)
         for text, kind in pseudonyms_of(event):
@@ -649,36 +650,36 @@ class Recorder:
             del ours[SEALED]
         free = {name: value for name, value in event.meta.items() if name not in ours and name != BLOBS}
         meta = {**self.view(free), **ours, **({BLOBS: beside} if beside else {})}
-        version = EVENT_VERSION if spilled(event) else event.v  # a document refers to no blobs: that is user data
+        version = EVENT_VERSION if spilled(event) else event.v  # documents cannot refer to blobs: this is user data
         kept = msgspec.structs.replace(event, payload=payload, meta=meta, v=version)
-        if holds:  # one that was changed before it came here still says so
+        if holds:  # one that was altered before the import stays marked
             kept = summed(kept)
         body = {name: getattr(kept, name) for name in ("lane", "index", "call", "parent", "payload", "v", "meta")}
         return Row(self.run_id, event.type, event.at_ms, orjson.dumps(body))
 
     def clean_manifest(self, manifest: RunManifest) -> RunManifest:
-        """The head of the run without secrets; ids, digests and who owns it stay as they are."""
+        """The head of the run without secrets; ids, digests and the owner are kept."""
         free = {name: getattr(manifest, name) for name in ("name", "entry", "tags", "llm_config", "tool_schemas")}
         clean = self.view(free)
-        # names of packages are no names of secrets
+        # package names do not identify secrets
         clean["packages"] = dict(zip(manifest.packages, self.view(list(manifest.packages.values())), strict=True))
         if "owner" in manifest.tags:
             clean["tags"]["owner"] = manifest.tags["owner"]
         return self.with_key(msgspec.structs.replace(manifest, **clean))
 
     def with_key(self, manifest: RunManifest) -> RunManifest:
-        """The manifest with the key of the run as it is wrapped now."""
+        """The manifest with the run's key as it is currently wrapped."""
         return msgspec.structs.replace(manifest, seal=self.key.to_wire() or manifest.seal)
 
     def _spilled(self, parts: list[tuple[str, bytes]]) -> dict[str, str]:
-        """References to the large ones, kept before the event that names them is written; equal parts are kept once."""
+        """References to the large parts, stored before the event that refers to them; equal parts are stored once."""
         blobs = self.blobs()
         if blobs is None:
             return {}
         return {name: blobs.put(self.tenant, part) for name, part in parts if len(part) > SPILL_BYTES // 4}
 
     def chunks(self, site: Site) -> Chunks:
-        """What takes the chunks of a stream at *site*."""
+        """Takes the chunks of a stream at *site*."""
 
         told: set[str] = set()
 
@@ -718,7 +719,7 @@ class Recorder:
         return journal
 
     async def close(self) -> None:
-        """Let go of the journals opened for event loops."""
+        """Release the journals opened for event loops."""
         import sys
 
         asyncio = sys.modules.get("asyncio")

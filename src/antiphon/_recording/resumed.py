@@ -1,8 +1,8 @@
-"""What a run had drawn and heard from its models before it was interrupted, for the code that begins again (D2, D19).
+"""What a run had drawn and its models had answered before it was interrupted, for the code that starts over (D2, D19).
 
 The code of a resumed run starts from its beginning. Tools find their claims; but a claim is found by its arguments, and
-those often come from a model or from a drawn id. So both are given again, as they were: else the code would ask for
-other effects than those it had.
+those often come from a model or a drawn id. So both are returned again: otherwise the code would ask for other effects
+than before.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ _Place = tuple[str, str]
 
 
 class _Heard(NamedTuple):
-    """An answer of a model in the log; one that came in chunks is there with them."""
+    """A model's answer in the log; a streamed one with its chunks."""
 
     end: Event
     chunks: list[Event] | None
 
 
 class _Places:
-    """Where a run made equal calls of a tool, and which call of this attempt is which of them.
+    """Where a run made equal calls of a tool, and which call of this attempt corresponds to which of them.
 
-    Tasks and workers that start alike are told apart by the order in which they come, and that is another one when
-    their answers come at once. A call whose place is new is one of those that were made elsewhere, as long as there are
-    any; whoever comes to that place then gets what is left.
+    Tasks and workers that start alike are told apart by order of arrival, which changes when their answers come at
+    once. A call at a new place is matched with one that was made elsewhere, as long as there are any; whoever comes to
+    that place later then gets what is left.
     """
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, int], None] = {}
         self._taken: dict[tuple[str, int], tuple[str, int]] = {}
-        """By which call of this attempt, named by its own place."""
+        """Taken by which call of this attempt, identified by its own place."""
 
     def add(self, place: tuple[str, int]) -> None:
         self._made[place] = None
@@ -55,10 +55,10 @@ class _Places:
 
 
 class Earlier:
-    """Stands before the cache of model answers; failures and streams that broke off are asked for again."""
+    """Sits in front of the model cache; failures and interrupted streams are asked for again."""
 
     def __init__(self, events: Iterable[Event], whole: Callable[[Event], Event], cache: Any = None) -> None:
-        """*whole* brings an event back as it was; one that is still masked then cannot be given again."""
+        """*whole* restores an event; one that is still masked afterwards cannot be returned again."""
         self._cache = cache
         self._draws: dict[tuple[str, str, int], Any] = {}
         self._answers: dict[_Place, list[_Heard]] = {}
@@ -69,7 +69,7 @@ class Earlier:
         self._read(events)
 
     def _read(self, events: Iterable[Event]) -> None:
-        """One attempt after the other: what an earlier one had, a later one was given again."""
+        """Read attempt by attempt: a later attempt was given the answers of earlier ones."""
         attempt: dict[_Place, list[_Heard | None]] = {}
         calls: dict[str, tuple[_Place, int]] = {}
         chunks: dict[str, list[Event]] = {}
@@ -98,7 +98,7 @@ class Earlier:
         self._merge(attempt)
 
     def _made(self, event: Event) -> None:
-        """A call of a tool; those that tools make themselves are not made again once their tool is done."""
+        """Note a call of a tool; those made by tools are not repeated once their tool is done."""
         payload = event.payload
         if event.parent is None:
             call = (f"{payload.get('namespace')}/{payload.get('name')}", str(payload.get("digest")))
@@ -106,7 +106,7 @@ class Earlier:
             self._places.setdefault(call, _Places()).add((lane, nth))
 
     def place(self, name: str, digest: str, site: Any) -> tuple[str, int]:
-        """The place by which a call of a tool is known: where it was made first."""
+        """The place that identifies a call of a tool: where it was first made."""
         own = (site.lane, site.nth)
         if site.parent is not None:
             return own
@@ -122,12 +122,12 @@ class Earlier:
                 known.append(heard)
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
-        """What was drawn at this place, or something new."""
+        """The value drawn at this place before, or a fresh one."""
         place = (site.lane, what, site.nth)
         return self._draws[place] if place in self._draws else fresh()
 
     async def find(self, key: str, variant: str, asynchronous: bool) -> Answer | None:
-        """What the model had answered to this request, the first time, the second time, and so on."""
+        """The model's earlier answer to this request: its first on the first request, its second on the second, etc."""
         answer = self.given(key, variant)
         if answer is not None or self._cache is None:
             return answer
@@ -135,7 +135,7 @@ class Earlier:
         return found
 
     def given(self, key: str, variant: str) -> Answer | None:
-        """The same without the cache behind it, which keeps no streams."""
+        """The same without the cache behind it, which holds no streams."""
         place = (key, variant)
         with self._lock:
             nth = self._asked[place] = self._asked.get(place, -1) + 1
@@ -153,11 +153,11 @@ class Earlier:
         return Answer(outcome, payload.get("value"), chunks=chunks, source="cache", meta={"fromCache": True})
 
     async def keep(self, key: str, variant: str, asynchronous: bool, value: Any) -> None:
-        """For the cache behind it."""
+        """Pass on to the cache."""
         if self._cache is not None:
             await self._cache.keep(key, variant, asynchronous, value)
 
 
 def _complete(end: Event, chunks: list[Event] | None) -> bool:
-    """Whether all chunks of a stream are there; what is no stream has none."""
+    """Whether all chunks of a stream are present; always true without a stream."""
     return chunks is None or end.meta.get(CHUNKS) == len(chunks)

@@ -1,4 +1,4 @@
-"""An open run: what agent code talks to while everything observable is written down (K2, D19)."""
+"""An open run: what agent code uses while everything observable is recorded (K2, D19)."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ from antiphon.contract.events import GIVEN, Event, RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
 
 active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
-"""The run of this context."""
+"""The current run of this context."""
 
 EXIT_CODE = "exit_code"
-"""The code of the error of a run that was left with an exit code."""
+"""The error code of a run that ended with an exit code."""
 EXIT_TAG = "exitCode"
-"""Where a run's manifest tells that exit code."""
+"""The manifest tag for that exit code."""
 
 AFTER_END_TAG = "afterEnd"
-"""Where it tells how many calls came after its end, from work that it had started."""
+"""The tag for the number of calls after its end, from work that it had started."""
 OPEN_TAG = "openWork"
-"""Where it tells how many threads and tasks went on when it ended."""
+"""The tag for the number of threads and tasks still running when it ended."""
 TASKS = "tasks"
-"""Where the last event of a run tells which tasks were not awaited, or cancelled."""
+"""In the last event of a run: tasks that were not awaited, or cancelled."""
 
 Caller = Callable[[str, Mapping[str, Any], str | None], Any]
 
 
 def _digest(scope: RunScope, payload: dict[str, Any]) -> str:
-    """Tells parallel lanes apart that begin with a prompt or an interaction; made from what may be written."""
+    """Distinguishes parallel lanes that begin with a prompt or an interaction; computed from redacted data."""
     data = dump(payload)
     shown, digest, masking = scope.present(payload, hashlib.sha256(data).hexdigest())
     return digest if masking is None else hashlib.sha256(dump(shown)).hexdigest()
 
 
 def exit_code(error: BaseException | None) -> int | None:
-    """The exit code that ``sys.exit`` asks for; ``None`` for anything else that ends a run."""
+    """The exit code that ``sys.exit`` requests; ``None`` for anything else that ends a run."""
     if not isinstance(error, SystemExit):
         return None
     return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
 
 
 def exit_error(code: int, words: str = "") -> dict[str, Any]:
-    """How a run says that it was left with an exit code."""
+    """The recorded error of a run that ended with an exit code."""
     message = f"The program ended with exit code {code}" + (f": {words}" if words else ".")
     return {"class": "builtins.SystemExit", "code": EXIT_CODE, "message": message}
 
 
 def status_of(error: BaseException | None) -> Literal["completed", "failed", "interrupted"]:
-    """What a run is that *error* ended: to leave with exit code 0 is no failure."""
+    """The status of a run that ended with *error*: exit code 0 is no failure."""
     if error is None or exit_code(error) == 0:
         return "completed"
     return "failed" if isinstance(error, (Exception, SystemExit)) else "interrupted"
 
 
 def run_error(error: BaseException) -> dict[str, Any]:
-    """What ended a run, as it is recorded."""
+    """The error that ended a run, as it is recorded."""
     left = exit_code(error)
     if left is not None:
         code = error.code if isinstance(error, SystemExit) else None
@@ -85,7 +85,7 @@ def run_error(error: BaseException) -> dict[str, Any]:
 
 
 class Interaction:
-    """One exchange of the session: an input and what came of it."""
+    """One exchange of the session: an input and its output."""
 
     def __init__(self, value: Any) -> None:
         self.input = value
@@ -112,12 +112,12 @@ class Run:
         self._outer: Run | None = None
         """The run that was current before."""
         self.opened: list[str] = []
-        """Runs that were opened inside of this one: their calls are in their own logs."""
+        """Runs that were opened inside this one: their calls are in their own logs."""
         self._ended = False
         self.output: Any = None
         self.input: Any = None
         self.given: dict[str, Any] | None = None
-        """How the arguments of the input are written, where they are no JSON."""
+        """How the input's arguments are recorded if they are not JSON."""
         self.error: BaseException | None = None
         self._facts: dict[str, Any] = {}
 
@@ -141,7 +141,7 @@ class Run:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the code said about itself with :meth:`describe`."""
+        """What the code declared about itself with :meth:`describe`."""
         return self._facts
 
     @property
@@ -151,7 +151,7 @@ class Run:
     # -- life ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Write that the run has begun, without making it current anywhere: :meth:`end` ends it."""
+        """Record that the run has begun, without making it current: :meth:`end` ends it."""
         payload: dict[str, Any] = {"name": self.name}
         if self._manifest.entry is not None:
             payload["entry"] = self._manifest.entry
@@ -176,16 +176,16 @@ class Run:
         if self._token is not None:
             self.scope.deactivate(self._token)
             self._token = None
-            if active_run.get() is self:  # no token: it may be another context
+            if active_run.get() is self:  # no token: the context may be another one
                 active_run.set(self._outer)
             stdin.end()
-            if self._outer is not None:  # what leaves this run, a result or an exception, may quote its secrets
+            if self._outer is not None:  # a result or exception that leaves this run may quote its secrets
                 self._outer._recorder.learn_from(self._recorder)
         if not self._ended:
             self.end(self.output, error)
 
     def end(self, output: Any, error: BaseException | None) -> None:
-        """Write how the run ended; calls of work that it has started and that goes on come behind (D38)."""
+        """Record how the run ended; calls of work that it left running are appended (D38)."""
         self._ended = True
         self.output, self.error = output, error
         origin = self.scope.origin
@@ -221,7 +221,7 @@ class Run:
         recorder.after_end(self._late)
 
     def _late(self, calls: int) -> None:
-        """Say in the manifest that calls came after the end, and how much work still goes on."""
+        """Record in the manifest that calls came after the end, and how much work is still running."""
         tags = dict(self._manifest.tags)
         tags.pop(OPEN_TAG, None)
         if going_on := len(self.scope.origin.alive()):
@@ -238,7 +238,7 @@ class Run:
 
     @contextmanager
     def attached(self) -> Iterator[Run]:
-        """Make the run current without writing its beginning and end: for a replay that only watches."""
+        """Make the run current without recording its beginning and end: for a replay that only observes."""
         token, outer = self.scope.activate(), active_run.set(self)
         stdin.begin()
         try:
@@ -259,24 +259,24 @@ class Run:
         """Set the output of the run."""
         self.output = output
 
-    # -- what agent code draws from the world --------------------------------------------------------------------
+    # -- values that agent code draws ----------------------------------------------------------------------------
 
     def _draw(self, what: str, fresh: Callable[[], Any]) -> Any:
         return stdin.draw(self.scope, what, fresh)
 
     def now(self) -> datetime:
-        """The current time; a replay gives the recorded one."""
+        """The current time; a replay returns the recorded one."""
         return datetime.fromisoformat(self._draw("now", lambda: datetime.now(UTC).isoformat()))
 
     def random(self) -> float:
-        """A number in [0, 1); a replay gives the recorded one."""
+        """A number in [0, 1); a replay returns the recorded one."""
         return float(self._draw("random", chance.random))
 
     def uuid4(self) -> uuid.UUID:
-        """A random id; a replay gives the recorded one."""
+        """A random id; a replay returns the recorded one."""
         return uuid.UUID(self._draw("uuid4", lambda: str(uuid.uuid4())))
 
-    # -- what agent code tells -----------------------------------------------------------------------------------
+    # -- what agent code declares --------------------------------------------------------------------------------
 
     def prompt(self, name: str, template: str, variables: Mapping[str, Any] | None = None) -> str:
         """Fill a template and record template, variables and text."""
@@ -289,7 +289,7 @@ class Run:
         return {**said, "message": self.scope.unquoted(str(said["message"]))}
 
     def note(self, kind: str, payload: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
-        """Write an event of *kind* at the current place."""
+        """Record an event of *kind* at the current place."""
         scope = self.scope
         if scope.write is not None:
             site = scope.enter(kind, _digest(scope, payload))
@@ -297,7 +297,7 @@ class Run:
 
     @contextmanager
     def interaction(self, value: Any) -> Iterator[Interaction]:
-        """One exchange of several in this session."""
+        """One of several exchanges in this session."""
         current = Interaction(value)
         self.note("interaction.started", {"input": value})
         try:
@@ -321,8 +321,8 @@ class Run:
     def saga(self, name: str, *, wait_s: float = 60.0) -> Saga:
         """Writes that are undone together if an exception leaves the block: ``with run.saga("trip"): …``.
 
-        Each write is undone by what its tool declares with ``@tool.undo``, the last one first. Writes in flight are
-        waited for, *wait_s* seconds at most.
+        Each write is undone by the ``@tool.undo`` function of its tool, the last one first. Writes in flight are
+        awaited for at most *wait_s* seconds.
         """
         if not str(name).strip():
             raise InvalidInput("A saga needs a name.", hint='Write: with run.saga("trip"): ...')
@@ -333,7 +333,7 @@ class Run:
     def llm(self, request: Mapping[str, Any], send: Callable[[Any], Any], *, provider: str = "openai-chat") -> Any:
         """Ask a model: *send* is called with the request body, unless a replay answers.
 
-        With a coroutine function the result is awaitable; a response that comes in chunks stays a stream.
+        With a coroutine function the result is awaitable; a response that arrives in chunks stays a stream.
         """
         if "llm_config" not in self._facts:
             self._facts["llm_config"] = model.config_of(request, provider)
@@ -379,7 +379,7 @@ def ambiguous(twins: Mapping[str, int], events: Callable[[], Iterable[Event]]) -
 
 
 def _split(rest: str) -> tuple[str, str]:
-    """The number of the lane, and where below it the event stands."""
+    """The number of the lane, and the event's path below it."""
     digits = len(rest) - len(rest.lstrip("0123456789"))
     return rest[:digits], rest[digits:]
 

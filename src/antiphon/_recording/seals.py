@@ -1,7 +1,7 @@
-"""The key of a run, and the originals that are sealed under it beside their masked copies.
+"""The key of a run, and the originals that are sealed with it next to their masked copies.
 
 Each run has a random key: pseudonyms are made with it, and originals are sealed with it. The run's manifest holds it
-wrapped under a key of the store, so whoever has that key can read the originals, and nobody can without.
+wrapped under a key of the store, so the originals can only be read with that key.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class RunKey(NamedTuple):
     keeps: bool = True
     """Whether originals are kept."""
     wrapped: str = ""
-    """The key under a key of the store; empty until something is sealed."""
+    """The key wrapped under a key of the store; empty until something is sealed."""
 
     @classmethod
     def new(cls, run: str, *, keeps: bool) -> RunKey:
-        """A key for *run*."""
+        """A new key for *run*."""
         return cls(run, os.urandom(KEY_BYTES), keeps)
 
     @classmethod
     def of(cls, manifest: RunManifest, sealers: Iterable[Sealer], *, keeps: bool = True) -> RunKey | None:
-        """The key in a manifest, if one of *sealers* opens it."""
+        """The key in a manifest, if one of *sealers* can unwrap it."""
         seal = given(manifest.seal) or {}
         run, wrapped = seal.get("run", manifest.id), seal.get("key", "")
         for sealer in sealers:
@@ -63,12 +63,12 @@ def context(run: str, kind: str, call: str | None, part: Any) -> bytes:
 
 
 def part_of(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> Any:
-    """Tells events of one kind at one place apart: the number of a chunk, or of an event of a workflow."""
+    """Distinguishes events of one kind at one place: the number of a chunk, or of a workflow event."""
     return payload.get("n", meta.get("sequence"))
 
 
 class Originals:
-    """Gives events their originals back."""
+    """Restores the originals in events."""
 
     def __init__(self, key: RunKey) -> None:
         self._run = key.run
@@ -77,7 +77,7 @@ class Originals:
         """Events whose originals are damaged or were sealed with another key."""
 
     def open(self, event: Event) -> Event:
-        """The event with its originals; as it is if it has none, or none that can be read."""
+        """The event with its originals; unchanged if it has none, or none that can be read."""
         sealed = event.meta.get(SEALED)
         if sealed is None:
             return event
@@ -95,7 +95,7 @@ class Originals:
 
 
 class KeyRing:
-    """The keys that wrap run keys: one that new ones are wrapped under, and all that may open others."""
+    """The keys that wrap run keys: one that wraps new ones, and all that may unwrap others."""
 
     def __init__(
         self, wrapping: Callable[[], Sealer | None], opening: Callable[[], Iterable[Sealer]], *, in_process: bool
@@ -103,17 +103,17 @@ class KeyRing:
         self.wrapping = wrapping
         self.opening = opening
         self.in_process = in_process
-        """The store lives and dies with the process: keys are kept beside it, and nothing has to wrap them."""
+        """The store lives in the process: keys are kept next to it, and need no wrapping."""
         self.kept: dict[str, RunKey] = {}
-        """Of the runs in such a store; from their beginning, because their events are sealed when they are read."""
+        """Keys of the runs in such a store; kept from their beginning, because events are sealed when they are read."""
 
     def key_of(self, manifest: RunManifest) -> RunKey | None:
-        """The key of a run, if it is at hand."""
+        """The key of a run, if available."""
         known = self.kept.get(manifest.id)
         return known or (RunKey.of(manifest, self.opening()) if manifest.seal else None)
 
     def ready(self, key: RunKey, run: str) -> RunKey:
-        """The key as it has to be before something is sealed with it; its originals are lost if nothing can wrap it."""
+        """The key, made ready for sealing; if nothing can wrap it, originals are not kept."""
         if self.in_process:
             return key
         sealer = None if key.wrapped else self.wrapping()

@@ -1,6 +1,6 @@
-"""Standard input of a run: what the code reads is recorded, redacted like everything else, and a replay gives it again.
+"""Standard input of a run: what the code reads is recorded, redacted like everything else, and returned by a replay.
 
-Covered are ``input()`` and reading text from ``sys.stdin``. Its ``buffer`` and its file descriptor are not.
+This covers ``input()`` and reading text from ``sys.stdin``, but not its ``buffer`` or file descriptor.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from antiphon._recording.resumed import EARLIER
 from antiphon._scope import RunScope, current_scope
 
 STDIN = "stdin"
-"""What a ``draw`` of standard input is called; its value is the text, empty at the end."""
+"""The name of a ``draw`` from standard input; its value is the text, empty at end of file."""
 
 
 def draw(scope: RunScope, what: str, fresh: Callable[[], Any]) -> Any:
-    """Take a value from the world, or from the recording, and write it down."""
+    """Take a value from its source or from the recording, and record it."""
     site = scope.enter(what, "")
     drawer = scope.gateway_state.get(EARLIER) if scope.invoker is None else scope.invoker
     value = fresh() if drawer is None else drawer.draw(what, site, fresh)
@@ -33,7 +33,7 @@ def _read(fresh: Callable[[], str]) -> str:
 
 
 class RecordedInput:
-    """Stands for ``sys.stdin`` while runs are open."""
+    """Replaces ``sys.stdin`` while runs are open."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -100,7 +100,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """A run has ended; after the last one everything is as it was."""
+    """A run has ended; the last one restores everything."""
     global _open
     _open = max(0, _open - 1)
     if not _open:

@@ -1,6 +1,6 @@
-"""Streams of models: recorded on their way to the reader, and given again by a replay (D18).
+"""Streams of models: recorded on their way to the reader, and replayed (D18).
 
-Each class is iterated by synchronous and by asynchronous code; nothing else in it differs.
+Each class can be iterated by synchronous and asynchronous code; nothing else in it differs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _END: Any = object()
 
 
 class StreamLog:
-    """Writes a stream down. A chunk is noted on its way to the reader, and written when the reader comes back."""
+    """Records a stream. A chunk is noted on its way to the reader, and written when the reader comes back."""
 
     def __init__(self, boundary: Boundary, meta: dict[str, Any] = STREAM) -> None:
         self.boundary = boundary
@@ -35,7 +35,7 @@ class StreamLog:
         boundary.scope.streams[id(self)] = self._leave
 
     def _leave(self) -> None:
-        """The run is over, and nobody has read on or closed the stream: some readers only drop it."""
+        """The run has ended, and nobody read on or closed the stream: some readers just drop it."""
         self.boundary.asynchronous = False
         drive(self.end(GeneratorExit()))
 
@@ -52,7 +52,7 @@ class StreamLog:
             await self.boundary.pulled()
 
     async def end(self, error: BaseException | None) -> None:
-        """The stream is over: read to its end, left by its reader (``GeneratorExit``), or failed."""
+        """The stream has ended: read to its end, abandoned by its reader (``GeneratorExit``), or failed."""
         if self._ended:
             return
         self._ended = True
@@ -66,7 +66,7 @@ class StreamLog:
         await self.boundary.finish("error", value=self.partial(), error=failure, meta=self._meta)
 
     async def finish(self) -> None:
-        """Write what the stream amounts to."""
+        """Record the stream's summary."""
         outcome, value, meta = self.summary()
         told = {CHUNKS: len(self.chunks)}
         await self.boundary.finish(outcome, value=value, meta={**meta, **self._meta, **told})
@@ -84,11 +84,11 @@ class StreamLog:
         return error_payload(error)
 
     def complete(self) -> bool:
-        """Whether a reader that leaves now has read everything that matters."""
+        """Whether a reader that stops now has read everything that matters."""
         return False
 
     def partial(self) -> Any:
-        """What is recorded as the value of a stream that was not read to its end."""
+        """The recorded value of a stream that was not read to its end."""
         return None
 
 
@@ -140,7 +140,7 @@ class LiveStream:
                 log.took(chunk)
                 yield chunk
                 await log.pulled()
-        except BaseException as error:  # GeneratorExit: nobody reads on, and perhaps nobody closes
+        except BaseException as error:  # GeneratorExit: nobody reads on, and perhaps nobody closes it
             await log.end(error)
             raise
         await log.end(None)
@@ -151,9 +151,9 @@ def _end(log: StreamLog, error: BaseException | None) -> None:
 
 
 class ReplayedStream:
-    """The chunks as they were, with their pauses if the replay keeps them, then the exception that ended them.
+    """The recorded chunks, with their pauses if the replay keeps them, then the exception that ended them.
 
-    A stream that its reader's task was cancelled in (after *given_up* milliseconds) waits for that at its end.
+    If the recorded reader's task was cancelled (after *given_up* milliseconds), the stream waits for that at its end.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class ReplayedStream:
         decode: Callable[[Any], Any],
         raised: Callable[[Answer], BaseException],
     ) -> ReplayedStream:
-        """The stream of *answer*; *raised* makes the exception of a recorded failure."""
+        """The stream of *answer*; *raised* creates the exception of a recorded failure."""
         failure: BaseException | None = None
         if (answer.error or {}).get("code") == BROKEN_OFF:
             failure = read_on(len(answer.chunks or ()))
@@ -206,7 +206,7 @@ class ReplayedStream:
 
 
 def read_on(chunks: int) -> ReplayMiss:
-    """What a replay raises where the recorded reader had left a stream: there is no more of it to give."""
+    """Raised by a replay where the recorded reader had abandoned a stream: there are no more chunks."""
     return ReplayMiss(f"The recorded reader left this stream after chunk {chunks}; now it reads on.")
 
 

@@ -1,8 +1,8 @@
 """Explore replay: some boundaries live, others from the recording, side effects blocked (K4, K6, D11, D20).
 
-A tool call is answered by, in this order: a static or fault rule; an equal recorded call (each once, in recorded
-order; then again for idempotent tools); a call alike in its free text (never for a side effect); a result this replay
-has already fetched; the live tool, if it is safe; the block message.
+A tool call is answered by, in this order: a static or fault rule; an equal recorded call (each once, in recorded order;
+then again for idempotent tools); a call with similar free text (never for a side effect); a result that this replay has
+already fetched; the live tool, if it is safe; the block message.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FAULTS: Mapping[str, dict[str, Any]] = {
 
 
 class SemanticHit(NamedTuple):
-    """A call answered by one that is alike, with both argument sets (D11)."""
+    """A call answered by a similar one, with both argument sets (D11)."""
 
     name: str
     recorded: Any
@@ -42,7 +42,7 @@ class SemanticHit(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """A call that was not made."""
+    """A call that was blocked."""
 
     name: str
     arguments: Any
@@ -50,7 +50,7 @@ class Blocked(NamedTuple):
 
 
 class ExploreInvoker:
-    """Answers by the boundary table. ``None`` lets the call be made live."""
+    """Answers by the boundary table. ``None`` means that the call is made live."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class ExploreInvoker:
         self.reused: int = 0
         self.live_models: int = 0
         self.unanswered: dict[str, str] = {}
-        """Model requests that failed and were not answered when they were made again: why, by their digest."""
+        """Model requests that failed and were not answered on a later try: digest -> reason."""
         self._answered: set[str] = set()
         self.semantic: list[SemanticHit] = []
         self.blocked: list[Blocked] = []
@@ -99,7 +99,7 @@ class ExploreInvoker:
         self.refusals: list[RefusalFound] = []
         self._closed = False
         self.faults: set[str] = set()
-        """What the fault rules that were met say they match."""
+        """The match patterns of fault rules that were hit."""
         for call in sorted(recording.calls.values(), key=lambda call: call.started):
             self._queues.setdefault((call.name, call.digest), []).append(call)
             if call.kind == "llm":
@@ -107,15 +107,15 @@ class ExploreInvoker:
 
     @property
     def answers_models(self) -> bool:
-        """Whether a function that was given answers every model call that is made live."""
+        """Whether a given function answers every live model call."""
         return self._llm is not None
 
     def close(self) -> None:
-        """The replay has ended: what it has started is answered from the recording or not at all."""
+        """The replay has ended: what it left running is answered from the recording or not at all."""
         self._closed = True
 
     def _live(self, call: Invocation) -> None:
-        """Refuse a call that would be made for real after the end of the replay."""
+        """Refuse a live call after the end of the replay."""
         if self._closed:
             origin = origin_var.get()
             if origin is not None and origin.replay is not None:
@@ -123,15 +123,15 @@ class ExploreInvoker:
             raise ReplayMiss(f"The replay has ended, and the recording has no answer for {call.name}.")
 
     def unmet_faults(self) -> list[BoundaryRule]:
-        """Fault rules that no call met: what they were to try has not been tried."""
+        """Fault rules that no call matched: what they were to test was not tested."""
         return [rule for rule in self._table.rules if rule.mode == "fault" and rule.match not in self.faults]
 
     def rewrite(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The request as this replay wants it: another model, temperature or prompt."""
+        """The request as changed by this replay: another model, temperature or prompt."""
         return request if self._rewrite is None else self._rewrite(request)
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
-        """Recorded where the recording has it, fresh where the code went another way."""
+        """The recorded value if there is one, a fresh one where the code took another path."""
         place = (site.lane, what, site.nth)
         if place in self._recording.draws:
             return self._recording.draws[place]
@@ -169,7 +169,7 @@ class ExploreInvoker:
         return None
 
     async def _ask(self, call: Invocation) -> Answer:
-        """The model this replay was given answers instead of the one the code knows."""
+        """The model function given to this replay answers instead of the code's own model."""
         assert self._llm is not None
         if call.begin is not None:
             await call.begin()
@@ -186,7 +186,7 @@ class ExploreInvoker:
     # -- models --------------------------------------------------------------------------------------------------
 
     def _stand_beside(self, call: Invocation) -> None:
-        """Which recorded model call this one is compared with: the same request, else the same turn of its lane."""
+        """The recorded model call to compare this one with: the same request, else the same turn in its lane."""
         lane = call.site.lane
         turn = self._asked.get(lane, 0)
         self._asked[lane] = turn + 1
@@ -200,7 +200,7 @@ class ExploreInvoker:
     def judge(
         self, call: Invocation, outcome: str, reason: str | None, failure: Mapping[str, Any] | None = None
     ) -> RefusalFound | None:
-        """Whether a model that was asked refused where it had answered, or the other way round (L4)."""
+        """Whether a live model refused where it had answered, or the other way round (L4)."""
         self._heard(call.digest, failure)
         recorded = self._standing.pop(call.site.call, None)
         found = None if recorded is None else refusal_divergence(self._recording, recorded, outcome, reason)
@@ -209,7 +209,7 @@ class ExploreInvoker:
         return found
 
     def _heard(self, digest: str, failure: Mapping[str, Any] | None) -> None:
-        """Note whether a request was answered; a stream that was left, or a task that was not needed, is no failure."""
+        """Note whether a request was answered; an abandoned stream or an unneeded task is no failure."""
         failure = {} if failure is None or failure.get("code") == BROKEN_OFF else failure
         if not failure:
             self._answered.add(digest)
@@ -267,12 +267,12 @@ class ExploreInvoker:
         return Answer("ok", block_message(short), source="blocked", meta={"blocked": verdict.reason})
 
     def _go_live(self, call: Invocation) -> None:
-        """Let the call be made."""
+        """Allow the call to be made."""
         self._check(call)
         self.new.append((call.name, call.arguments))
 
     def _check(self, call: Invocation) -> None:
-        """A pseudonym never reaches the world (D36)."""
+        """A pseudonym must never reach the outside world (D36)."""
         if self._recording.masks.holds(call.arguments) is not None:
             raise MaskedArgument(
                 f"The call of {call.name} was not made: its arguments hold a pseudonym of the recording.",
@@ -284,7 +284,7 @@ class ExploreInvoker:
         return self._recording.answer(call, source=source, realtime=self._realtime)
 
     def keep(self, name: str, digest: str, payload: Mapping[str, Any]) -> None:
-        """Remember what a live call brought, for the next equal one."""
+        """Keep the result of a live call for later equal ones."""
         outcome = str(payload.get("outcome", "ok"))
         self._fresh[(name, digest)] = Answer(outcome, payload.get("value"), payload.get("error"), source="kept")
 
@@ -294,7 +294,7 @@ class ExploreInvoker:
         return fresh or (queue[-1] if again and queue else None)
 
     def _may_match(self, spec: ToolSpec | None, reviewed: bool | None) -> bool:
-        """Only reads are matched loosely; a side effect matches exactly or not at all (D11)."""
+        """Only reads are matched by similarity; a side effect matches exactly or not at all (D11)."""
         if self._exact_only or reviewed is False:
             return False
         if spec is not None and (spec.effect == "write" or (spec.effect is None and not spec.idempotent)):

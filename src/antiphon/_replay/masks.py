@@ -1,11 +1,12 @@
-"""Compare live values with recorded ones where those are masked (D36). Detectors are never run to compare.
+"""Compare live values with recorded ones that are masked (D36). This never runs detectors.
 
-With the run's key the recording gives originals, and everything but credentials is compared by plain equality. Without
-it the code gets pseudonyms: a live value that differs where a mask lies is a divergence if it is another pseudonym of
-the run, or if the recorded one had come in earlier; else the two cannot be compared, and the report says so.
+With the run's key the recording has the originals, and everything but credentials is compared for plain equality.
+Without it the code gets pseudonyms: a live value that differs under a mask is a divergence if it is another pseudonym
+of the run, or if the code had been given the recorded one earlier; else the two cannot be compared, and the report says
+so.
 
-A credential may differ, because another machine has another one: if the recording did not give it to the code, and
-where one was used twice, the replay uses one twice. What merely looks like a key may be a recipient.
+A credential may differ, because another machine has a different one: if the recording did not give it to the code, and
+if the replay uses one twice wherever the recording did. What merely looks like a key may be a recipient.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class NotCompared(NamedTuple):
     kind: str
     what: str
     may_differ: bool = False
-    """A credential of the machine, which is compared by its pattern only."""
+    """A credential of the machine, whose value may differ: only its pattern of use is compared."""
 
     def to_wire(self) -> dict[str, Any]:
         return {"seq": self.seq, "path": self.path, "kind": self.kind, "what": self.what}
 
 
 def has_effect(started: Event) -> bool:
-    """Whether the call may change the world: what does not say that it only reads may (D13)."""
+    """Whether the call may have an effect: anything not declared as read-only may (D13)."""
     if started.payload.get("kind") == "llm":
         return False
     effect = started.meta.get("effect")
@@ -46,22 +47,22 @@ def has_effect(started: Event) -> bool:
 
 
 class MaskRules:
-    """What is known of the masked values of one recording."""
+    """What is known about the masked values of one recording."""
 
     def __init__(self) -> None:
         self.has_key = False
         self.lost = 0
-        """Events whose originals are damaged, or were sealed with another key."""
+        """Events whose originals are damaged or were sealed with another key."""
         self.pseudonyms: dict[str, str] = {}
         """All pseudonyms of the run -> kind."""
         self.arrived: dict[str, int] = {}
-        """Those that the code was given -> the first event that gave them."""
+        """Pseudonyms that the code was given -> the first event that gave them."""
         self.sent: dict[str, int] = {}
-        """Those that the code had in a call or an output -> the first event that has them."""
+        """Pseudonyms that the code had in a call or an output -> the first event that has them."""
         self.pseudonym_of: Callable[[str], str] = str
-        """What stands for a value of the recording; the value itself if it is a pseudonym."""
+        """The pseudonym of a value in the recording; a pseudonym maps to itself."""
         self.users: frozenset[str] = frozenset()
-        """Kinds that rules of users have named."""
+        """Kinds from users' rules."""
         self._live: dict[str, str] = {}
         self._recorded: dict[str, str] = {}
 
@@ -71,7 +72,7 @@ class MaskRules:
         self._recorded.clear()
 
     def holds(self, value: Any) -> str | None:
-        """A pseudonym of the run in *value*, if there is one: it must not reach the world."""
+        """A pseudonym of the run inside *value*, if any: it must not reach the outside world."""
         if self.has_key or not self.pseudonyms:
             return None
         text = value if isinstance(value, str) else str(value)
@@ -85,7 +86,7 @@ class MaskRules:
     def agree(
         self, recorded: Any, live: Any, masks: Sequence[Mask], event: Event, what: str
     ) -> tuple[Any, list[NotCompared]]:
-        """*live* with the text of *event* wherever a mask lets both count as equal, and what could not be compared."""
+        """*live* with the text of *event* wherever a mask allows both to count as equal, and what was not compared."""
         found: list[NotCompared] = []
         for pointer in dict.fromkeys(mask.pointer for mask in masks if not mask.key):
             old, new = leaf_at(recorded, pointer), leaf_at(live, pointer)
@@ -124,9 +125,9 @@ class MaskRules:
         return found
 
     def _is_of_machine(self, mask: Mask, event: Event) -> bool:
-        """Whether a masked value is a credential of the machine that recorded.
+        """Whether a masked value is a credential of the recording machine.
 
-        In an argument of a tool with an effect its name, or that of its header, says so: else it may be a recipient.
+        In an argument of a tool with an effect, its name or that of its header must say so: else it may be a recipient.
         """
         if mask.kind == GUESS or not is_credential(mask.kind, self.users):
             return False
@@ -136,16 +137,16 @@ class MaskRules:
         return any(field is not None and field.mode == "secret" for field in fields)
 
     def _is_known(self, mask: Mask, recorded: str, live: str, seq: int) -> bool:
-        """Whether the recording gave the code the recorded value, or the live one is another of its values.
+        """Whether the code got the recorded value from the recording, or the live one is another of its values.
 
-        A credential that the code had sent before is its own, also if a result repeats it.
+        A credential that the code had sent before is its own, even if a result repeats it.
         """
         stands = self.pseudonym_of(recorded)
         before = self.sent.get(stands, seq) if is_credential(mask.kind, self.users) else seq
         return self.arrived.get(stands, seq) < min(before, seq) or self.pseudonym_of(live) in self.pseudonyms
 
     def same_credentials(self, recorded: Any, masks: Sequence[Mask]) -> bool:
-        """Whether a call that uses the recorded credentials fits what was seen of others before."""
+        """Whether a call that uses the recorded credentials is consistent with earlier uses of others."""
         texts = [text_at(recorded, mask) for mask in masks if is_credential(mask.kind, self.users)]
         return all(self._same_pattern(text, text) for text in texts)
 
@@ -155,7 +156,7 @@ class MaskRules:
 
 
 def _names_around(payload: Any, pointer: str) -> list[str]:
-    """The names that a value stands under, and those of ``["Cookie", …]`` and ``{"name": "Cookie", "value": …}``."""
+    """The names around a value, including those of ``["Cookie", …]`` and ``{"name": "Cookie", "value": …}``."""
     beside = leaf_at(payload, pointer.rpartition("/")[0])
     named = beside[:1] if isinstance(beside, list) else []
     if isinstance(beside, dict):
@@ -164,7 +165,7 @@ def _names_around(payload: Any, pointer: str) -> list[str]:
 
 
 def with_leaf(document: Any, names: list[str], value: Any) -> Any:
-    """A copy of *document* with *value* at the place that *names* lead to."""
+    """A copy of *document* with *value* at the path *names*."""
     if not names:
         return value
     name, *rest = names

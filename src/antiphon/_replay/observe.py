@@ -16,22 +16,22 @@ from antiphon.contract.events import UNSERIALISABLE, Event
 from antiphon.ports import Invocation
 
 _DIGESTS = frozenset({"$.digest", "$.key", "$.variant"})
-"""What differs because something else does."""
+"""Differs only because something else does."""
 _OF_MASKED = ("digest", "key", "variant", "nth")
-"""Fields of a call that are made from its arguments."""
+"""Fields of a call that are derived from its arguments."""
 NOTES_ONLY = frozenset({"providerRequest", "key", "unmapped"})
-"""Fields of a model call whose difference is reported but is no divergence: the canonical request decides (D14)."""
+"""Fields of a model call whose differences are reported but are no divergence: the canonical request decides (D14)."""
 _LEFT_OUT = NOTES_ONLY | {"keyOf"}
-"""``keyOf`` is of release 0.1.0: the key of the call was made from placeholders."""
+"""``keyOf`` is from release 0.1.0: the call's key was derived from placeholders."""
 _DEPLOYMENT = re.compile(r"/openai/deployments/([^/?]+)")
-"""Azure serves the model that this part of the address names, whatever the body says."""
+"""Azure serves the model that this part of the URL names, whatever the body says."""
 _ON_THE_WAY = frozenset({"miss", "changed", "type", "extra", "draw"})
 _SHOWN = 50
 _AMBIGUOUS = "the recording marked this lane as ambiguous: name parallel work with antiphon.branch"
 
 
 class Seen(NamedTuple):
-    """An event of the replay, not yet turned into bytes."""
+    """An event of the replay, not yet serialised."""
 
     type: str
     site: Site | None
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
 
 class Composed(NamedTuple):
-    """An event of the replay whose payload is bytes already; read only where they are not the recorded ones."""
+    """An event of the replay whose payload is already serialised; parsed only if it differs from the recorded bytes."""
 
     type: str
     site: Site
@@ -68,12 +68,12 @@ class DivergenceFound(NamedTuple):
     """The call or event, in words."""
     fields: tuple[FieldDiff, ...] = ()
     nearest: int | None = None
-    """The recorded event that comes nearest to a call nobody recorded."""
+    """The recorded event closest to a call that was not recorded."""
     note: str = ""
 
     @property
     def where(self) -> str:
-        """The place: the recorded event that is meant or comes nearest, and the lane unless there is only the first."""
+        """The place: the recorded event, or the closest one, and the lane unless it is the first."""
         if self.seq is not None:
             place = f"event {self.seq}"
         else:
@@ -119,12 +119,12 @@ class DivergenceFound(NamedTuple):
 
 
 def escape_of(what: str, *, late: bool = False) -> DivergenceFound:
-    """What the code tried without Antiphon, or after its end."""
+    """What the code tried outside Antiphon, or after its end."""
     return DivergenceFound("late" if late else "escape", "0", 0, None, what, note="refused; see --no-sandbox")
 
 
 class Observer:
-    """Follows a replay lane by lane. Order between lanes does not count, order within one does."""
+    """Follows a replay lane by lane. Order matters within lanes, not between them."""
 
     def __init__(self, recording: Recording, present: Callable[[Any], Any]) -> None:
         self.recording = recording
@@ -134,25 +134,25 @@ class Observer:
         self.divergences: list[DivergenceFound] = []
         self.total: int = 0
         self.late: Callable[[str], None] | None = None
-        """After the verdict: who is told about what the code still does."""
+        """After the verdict: receives what the code still does."""
         self.notes: list[FieldDiff] = []
         self.consequences: list[str] = []
         """What the recording did after the first divergence and the replay did not, in words."""
         self._first: int | None = None
-        """The recorded event at which the replay went its own way."""
+        """The recorded event at which the replay first diverged."""
         self.not_compared: dict[tuple[int, str], NotCompared] = {}
         """Masked values that could not be compared without the key of the run."""
         self.moved: Callable[[str], None] | None = None
-        """After the verdict: who is told that a lane with late events has moved on."""
+        """After the verdict: called when a lane with late events has advanced."""
         self._silent: set[str] = set()
-        """Lanes that have gone their own way: what follows there is a consequence."""
+        """Lanes that have diverged: what follows there is a consequence."""
 
     def presented(self, value: Any) -> Any:
-        """A live value as the recording would show it: plain JSON, without secrets."""
+        """A live value in its recorded form: plain JSON, without secrets."""
         return self._present(value)
 
     def add(self, found: DivergenceFound) -> DivergenceFound:
-        """Note a difference; as it is returned it may be shown: a name that makes a value a secret is in its path."""
+        """Add a difference; the returned one may be shown: masking also considers the names in its path."""
         found = found._replace(fields=tuple(diff.shown(self.recording.view) for diff in found.fields))
         if self.late is not None:
             self.late(found.message())
@@ -187,15 +187,15 @@ class Observer:
     # -- events --------------------------------------------------------------------------------------------------
 
     def escaped(self, tried: Sequence[str]) -> None:
-        """Report what the code tried without Antiphon: nobody recorded it, and nobody can answer it."""
+        """Report what the code tried outside Antiphon: it was not recorded and cannot be answered."""
         for what in tried:
             self.add(escape_of(what))
 
     def loose_tasks(self, now: Mapping[str, Mapping[str, int]]) -> None:
-        """Report coroutines that the recording awaited and the replay does not, and tasks that are newly cancelled."""
+        """Report coroutines that the recording awaited and the replay does not, and newly cancelled tasks."""
         last = self.recording.last
         recorded = None if last is None else last.meta.get("tasks")
-        if last is None or not isinstance(recorded, Mapping):  # recorded before runs told that
+        if last is None or not isinstance(recorded, Mapping):  # recorded by a release that did not report this
             return
         words = {
             "notAwaited": "the task {} is not awaited any more",
@@ -210,20 +210,20 @@ class Observer:
                     self.add(DivergenceFound("task", "0", 0, last.seq, words[what].format(name), note=note))
 
     def answered(self, site: Site, found: RecordedCall) -> None:
-        """Remember which recorded call stands behind a call of the replay."""
+        """Remember which recorded call answers a call of the replay."""
         self._answered[site.call] = found
 
     def moves(self, lane: str) -> None:
-        """A lane has moved on."""
+        """A lane has advanced."""
         if self.moved is not None and lane in self.recording.late:
             self.moved(lane)
 
     def ended(self, site: Site) -> None:
-        """A call ended as it is recorded."""
+        """A call ended as recorded."""
         self._answered.pop(site.call, None)
 
     def begun(self, site: Site, found: RecordedCall) -> bool:
-        """Count a call that begins as *found* does, if its lane has come to that; else its events are looked at."""
+        """Count a call that begins exactly like *found*, if its lane has reached it; else its events are compared."""
         lane = site.lane
         place = self._at.get(lane, 0)
         if lane != ORPHAN_LANE:
@@ -249,13 +249,13 @@ class Observer:
         self._at[lane] = place + 1
         if lane in self._silent:
             return
-        if lane == ORPHAN_LANE:  # several threads, in no order
+        if lane == ORPHAN_LANE:  # several threads, unordered
             call = None if row.site is None else self._answered.get(row.site.call)
             if call is not None:
                 self._compare(row, self.recording.event(call.started), place)
             return
         if place >= len(expected):
-            if row.type != "call.started":  # that was reported as a miss
+            if row.type != "call.started":  # calls were reported as a miss
                 self._silent.add(lane)
                 self.add(DivergenceFound("extra", lane, place, None, _words(row.type, row.payload)))
             return
@@ -283,7 +283,7 @@ class Observer:
         if row.type == "interaction.finished":
             self.output_is_known(row.payload, recorded.lane, place, recorded.seq, row.type)
         if row.type == "call.started" and row.payload == recorded.payload:
-            return  # it was found by the digest of its arguments: no True stands for a 1 there
+            return  # found by the digest of its arguments: this excludes True for 1
         if equal(row.payload, recorded.payload):
             return
         payload = self.agreed(recorded, self._present(row.payload), _words(row.type, row.payload))
@@ -301,12 +301,12 @@ class Observer:
             self.notes += [diff.shown(self.recording.view) for diff in noted]
 
     def _compare_wire(self, row: Seen, recorded: Event, place: int) -> None:
-        """What of a request over HTTP decides the answer, and is no part of the canonical form."""
+        """Compare the parts of an HTTP request that affect the answer but are not in the canonical form."""
         if row.meta.get("transport") != "http" or recorded.meta.get("transport") != "http":
             return
         old = {**_wire(recorded.meta), "stream": self.recording.streamed(recorded)}
         new = {**_wire(row.meta), "stream": asks_stream(row.payload, row.meta)}
-        for name in ("deployment", "stream"):  # another service is not compared, nor what one side does not say
+        for name in ("deployment", "stream"):  # not compared if only one side has it
             if (old[name] is None) != (new[name] is None):
                 old[name] = new[name] = None
         if old != new:
@@ -315,14 +315,14 @@ class Observer:
             self.add(DivergenceFound("changed", recorded.lane, place, recorded.seq, words, tuple(fields)))
 
     def output_is_known(self, payload: Mapping[str, Any], lane: str, at: int, seq: int, what: str) -> None:
-        """Report an output that may be another one, because a part of it has no form in a recording."""
+        """Report an output that may differ, because a part of it cannot be recorded."""
         found = _not_written("$.output", payload.get("output"))
         if found is not None:
             note = f"{found[0]} is a {found[1]}, which cannot be recorded: return text or plain data"
             self.add(DivergenceFound("uncompared", lane, at, seq, what, note=note))
 
     def agreed(self, recorded: Event, payload: dict[str, Any], what: str) -> dict[str, Any]:
-        """The live *payload* with the recorded values where masks let both count as equal (D36)."""
+        """The live *payload* with the recorded values where masks allow both to count as equal (D36)."""
         masks = self.recording.masks_of(recorded)
         if not masks:
             return payload
@@ -332,12 +332,12 @@ class Observer:
         return {**payload, **same}
 
     def left_out(self, found: Sequence[NotCompared]) -> None:
-        """Take down what could not be compared, each place once."""
+        """Note what could not be compared, once per place."""
         for one in found:
             self.not_compared.setdefault((one.seq, one.path), one)
 
     def missed(self, call: Invocation) -> DivergenceFound:
-        """The recording has no such call: say which one comes nearest, and what differs."""
+        """The recording has no such call: report the closest one, and what differs."""
         site: Site = call.site
         candidates = self._candidates(call)
         best = nearest(call.name, call.arguments, [(c.name, self.recording.arguments(c)) for c in candidates])
@@ -363,14 +363,14 @@ class Observer:
         return self.add(found)
 
     def _candidates(self, call: Invocation) -> list[RecordedCall]:
-        """Recorded calls worth comparing: the same lane first, then unused ones of that name, then any."""
+        """Recorded calls to compare with: in the same lane first, then unused ones of that name, then any."""
         named = self.recording.by_name.get(call.name, [])
         fresh = [c for c in named if not c.used] or named
         local = [c for c in fresh if c.lane == call.site.lane]
         return (local or fresh or list(self.recording.calls.values()))[:200]
 
     def finish(self) -> None:
-        """What the recording did up to the end of the run and the replay did not."""
+        """Report what the recording did up to the end of the run and the replay did not."""
         recording = self.recording
         for lane, expected in recording.lanes.items():
             left = self._left(lane)
@@ -389,18 +389,18 @@ class Observer:
 
     def late_left(self) -> list[tuple[int, DivergenceFound]]:
         """What the recording did after the end of the run and the replay has not done yet: how many milliseconds after
-        it, and what is missing then. After a divergence, what comes late is a consequence.
+        it, and what is missing then. After a divergence, late events are consequences.
         """
         lanes = self.recording.late.items() if self._first is None else ()
         found = [(late, self._left(lane)) for lane, late in lanes]
         return [(late[left[0]], self._missing(left)) for late, left in found if left and left[0] in late]
 
     def _left(self, lane: str) -> Sequence[int]:
-        """The recorded events of a lane that the replay has not come to."""
+        """The recorded events of a lane that the replay has not reached."""
         expected, place = self.recording.lanes[lane], self._at.get(lane, 0)
         if place >= len(expected) or lane in self._silent or self.recording.covered(lane):
             return ()
-        if lane == ORPHAN_LANE:  # no order: whatever nobody has asked for
+        if lane == ORPHAN_LANE:  # unordered: all calls that were not requested
             calls = self.recording.calls.values()
             return [call.started for call in calls if call.lane == lane and not call.used] or expected[place:]
         return expected[place:]
@@ -414,7 +414,7 @@ class Observer:
 
 
 def _not_written(path: str, value: Any) -> tuple[str, Any] | None:
-    """The first part of an output that the name of its type stands for: where it is, and that name."""
+    """The first part of an output recorded only as its type's name: its path, and that name."""
     parts: list[tuple[str, Any]] = [(path, value)]
     while parts:
         path, value = parts.pop()
@@ -423,7 +423,7 @@ def _not_written(path: str, value: Any) -> tuple[str, Any] | None:
         elif type(value) is dict:
             if value.keys() == {UNSERIALISABLE}:
                 return path, value[UNSERIALISABLE]
-            inner = value["$literal"] if value.keys() == {"$literal"} else value  # an object of the user's
+            inner = value["$literal"] if value.keys() == {"$literal"} else value  # a user's object
             parts += [(f"{path}.{name}", item) for name, item in inner.items()][::-1]
     return None
 
@@ -461,7 +461,7 @@ def _comparable(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _wire(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Headers that ask for a version or a feature, their parts in one order, and the deployment."""
+    """Headers that request a version or a feature, with their parts sorted, and the deployment."""
     headers = meta.get("requestHeaders") or {}
     features = {
         name: sorted(part.strip() for part in str(headers[name]).split(","))

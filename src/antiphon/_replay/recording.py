@@ -1,7 +1,7 @@
-"""A recorded run as something that can be asked: who called what, where, and what came of it (D17).
+"""A recorded run that can be queried: who called what, where, and with what outcome (D17).
 
-The index holds places and digests; the payloads of small events are kept up to a budget, the others are read from the
-log when they are needed. So opening is linear, an answer is a dictionary look-up, and memory stays bounded.
+The index holds places and digests; payloads of small events are cached up to a budget, the others are read from the log
+on demand. So opening is linear, an answer is a dictionary lookup, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ _COMES_IN = frozenset({"run.started", "interaction.started", "call.finished", "c
 AFTER_END = "afterEnd"
 """In the ``meta`` of events that came after the end of their run."""
 _UNDO_LANE = re.compile(r":~undo [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}#")
-"""Where an operator's ``runs undo`` makes its calls: no code of the run does."""
+"""Lanes in which an operator's ``runs undo`` makes its calls, never the code of the run."""
 KEEP_EVENT_BYTES = 4_096
 KEEP_TOTAL_BYTES = 32 * 1024 * 1024
 READ_AHEAD = 32
 
 _START = {"kind", "name", "namespace", "arguments", "digest", "nth"}
-"""What the start event of a tool call says: all of it follows from its place, its name and its arguments."""
+"""The fields of a tool call's start event that follow from its place, its name and its arguments."""
 _OUTCOMES = frozenset({"ok", "error", "denied", "refusal"})
 ORDERED = frozenset({"run.started", "interaction.started", "interaction.finished", "call.started", "draw", "prompt"})
-"""Events whose order within a lane is compared. A call's end is compared with the end of that very call: when it comes
-depends on how fast a stream is read, not on what the code does."""
+"""Events whose order within a lane is compared. The end of a call is compared with the end of that very call: when it
+comes depends on how fast a stream is read, not on what the code does.
+"""
 
 
 class Events(Protocol):
@@ -61,7 +62,7 @@ class Events(Protocol):
 
 
 class Key(NamedTuple):
-    """What a call is found by: never its position, never first come, first served."""
+    """The key of a call: never its position, never first come, first served."""
 
     lane: str
     name: str
@@ -84,12 +85,12 @@ class RecordedCall:
     finished: int | None = None
     chunks: list[int] = field(default_factory=list)
     streamed: bool | None = None
-    """Whether its answer was a stream; ``None`` where there is none, or an error in its place."""
+    """Whether its answer was a stream; ``None`` if there is no answer, or an error instead."""
     used: int = 0
     written: int | None = None
-    """A number made of how the arguments of a tool call are written, if its start event says no more than usual."""
+    """A hash of a tool call's serialised arguments, if its start event has only the usual fields."""
     after_end: bool = False
-    """Made after the end of the run, by work that it had started."""
+    """Made after the end of the run, by work that the run had started."""
     has_saga: bool = False
     """Whether it was a write of a saga."""
 
@@ -116,7 +117,7 @@ def full_name(payload: Mapping[str, Any]) -> str:
 
 
 def asks_stream(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> bool | None:
-    """Whether a model call asks for a stream; ``None`` where neither its body nor its metadata say."""
+    """Whether a model call requests a stream; ``None`` if neither its body nor its metadata tell."""
     sent = payload.get("providerRequest")
     if not isinstance(sent, Mapping) or payload.get("provider") == "gemini":
         return meta.get(ASKS_STREAM)
@@ -131,32 +132,32 @@ class Recording:
         self._journal = journal
         self._resolve = resolve
         self._opened = opened
-        """Gives an event its originals back."""
+        """Restores the originals in an event."""
         self.masks: MaskRules = MaskRules()
         self.masks.has_key = opened is not None
         self.credentials: set[int] = set()
         """Starts of calls with masked credentials."""
         self.digests: dict[str, str] = {}
-        """Digest of a call's arguments as they were -> the recorded one, made from pseudonyms."""
+        """Digest of a call's original arguments -> the recorded one, computed from pseudonyms."""
         self.is_old: bool = bool(manifest.salt)
-        """Made by release 0.1.0: it holds placeholders, and what stood there is lost."""
+        """Made by release 0.1.0: it holds placeholders, and the originals are lost."""
         self.view: Callable[..., Any] = _as_it_is
-        """Masks what a report says of live and recorded values."""
+        """Masks live and recorded values in reports."""
         self.calls: dict[tuple[str, str, str, int], RecordedCall] = {}
         self.by_name: dict[str, list[RecordedCall]] = {}
         self.draws: dict[tuple[str, str, int], Any] = {}
         self.lanes: dict[str, list[int]] = {}
         """Sequence numbers of the ordered events of each lane, in the lane's own order."""
         self.late: dict[str, dict[int, int]] = {}
-        """Those that came after the end of the run, by lane, and how many milliseconds after it."""
+        """Those after the end of the run, by lane, with the milliseconds after it."""
         self.altered: list[int] = []
-        """Events that are not as they were written."""
+        """Events that were altered after they were written."""
         self.plain: set[str] = set()
-        """Digests of arguments in which nothing had to be redacted: equal ones need not be looked at again."""
+        """Digests of arguments without anything to redact: equal ones need not be checked again."""
         self.ambiguous: set[str] = set()
-        """Lanes that only their order of arrival tells apart, and that did different things."""
+        """Lanes that only their order of arrival distinguishes, and that did different things."""
         self.script_vendor: str | None = None
-        """Who is said to serve a model whose class was in a script: its name at the time, in earlier recordings."""
+        """The vendor name of a model whose class was in a script: its name at the time, in earlier recordings."""
         self.length: int = 0
         self.prompts: list[dict[str, Any]] = []
         self.interactions: list[dict[str, Any]] = []
@@ -171,7 +172,7 @@ class Recording:
         self._parents: dict[str, str] = {}
         self._requests: dict[tuple[Any, bytes | None], int] = {}
         self._arguments: dict[int, str] = {}
-        """Digests of recorded arguments, by a number made of how they are written."""
+        """Digests of recorded arguments, by the hash of their serialised form."""
 
     @classmethod
     def load(
@@ -204,7 +205,7 @@ class Recording:
             event = self._add_masks(event)
         kind = event.type
         if kind == "run.started":
-            if self.first is not None:  # resumed: the code began again, and finished calls were answered from records
+            if self.first is not None:  # resumed: the code started over, and finished calls were answered from records
                 self._restart()
             self.first = event
         elif kind == "run.finished":
@@ -251,12 +252,12 @@ class Recording:
         return event
 
     def masks_of(self, event: Event, *fields: str) -> list[Mask]:
-        """Where the event is masked; only below *fields* of its payload, if any are named."""
+        """The masks of the event; only below *fields* of its payload, if any are given."""
         found = list(masks_in(event.meta.get(MASKS)))
         return [m for m in found if not fields or m.pointer.split("/")[1] in fields]
 
     def alike(self, lane: str, name: str, arguments: Any, digest: str) -> tuple[RecordedCall, list[NotCompared]] | None:
-        """The first call of that name in the lane that nobody has asked for and that differs only where masks are."""
+        """The first unused call of that name in the lane that differs only under masks."""
         for call in self.by_name.get(name, ()):
             if call.used or call.lane != lane:
                 continue
@@ -277,7 +278,7 @@ class Recording:
 
     def _add_call(self, event: Event, sealed: bool) -> None:
         call = RecordedCall.of(event)
-        if call.key not in self.calls:  # a tool that was tried again makes its inner calls again: the first one stands
+        if call.key not in self.calls:  # a retried tool repeats its inner calls: the first one counts
             self.calls[call.key] = call
             self.by_name.setdefault(call.name, []).append(call)
         self._open[call.call] = call
@@ -298,7 +299,7 @@ class Recording:
             self.plain.add(call.digest)
 
     def _is_digest(self, arguments: dict[str, Any], digest: str) -> bool:
-        """Whether the call had just these arguments, and not others that are written alike, such as ``{1: 2}``."""
+        """Whether the call had exactly these arguments, and not others with the same JSON, such as ``{1: 2}``."""
         try:
             own = canonical_digest(arguments)
         except CanonicalError:
@@ -340,18 +341,18 @@ class Recording:
         return sum(call.used for call in self.calls.values())
 
     def rewind(self) -> None:
-        """Forget which calls were asked for."""
+        """Forget which calls were requested."""
         self.masks.rewind()
         for call in self.calls.values():
             call.used = 0
 
     def top_calls(self) -> list[RecordedCall]:
-        """The calls that the code itself made, without those that its tools made, in the order they were started."""
+        """The calls that the code itself made, without those of its tools, in the order they were started."""
         made = (call for call in self.calls.values() if call.lane not in self._parents and not call.after_end)
         return sorted(made, key=lambda call: call.started)
 
     def covered(self, lane: str) -> bool:
-        """Whether the lane lies inside a call that was answered as a whole, so that nobody has to ask for its parts."""
+        """Whether the lane lies inside a call that was answered as a whole, so that its parts need not be requested."""
         parent = self._parents.get(lane)
         while parent is not None:
             call = self._by_id.get(parent)
@@ -363,11 +364,11 @@ class Recording:
         return False
 
     def is_ambiguous(self, lane: str) -> bool:
-        """Whether the lane, or one it lies in, was marked when it was recorded."""
+        """Whether the lane, or one that contains it, was marked ambiguous when it was recorded."""
         return any(lane == path or lane.startswith((f"{path}/", f"{path}@")) for path in self.ambiguous)
 
     def _keep(self, event: Event) -> None:
-        """Hold small events in memory; one with spilled parts is brought back when it is needed."""
+        """Cache small events in memory; one with spilled parts is loaded on demand."""
         size = _rough_size(event.payload, KEEP_EVENT_BYTES)
         if spilled(event):
             return
@@ -376,7 +377,7 @@ class Recording:
             self._kept_bytes += size
 
     def event(self, seq: int) -> Event:
-        """One event, from memory or from the log; spilled parts are brought back."""
+        """One event, from memory or from the log, with its spilled parts."""
         found = self._kept.get(seq)
         if found is not None and not self._edited:
             return found
@@ -386,7 +387,7 @@ class Recording:
         return found
 
     def _read(self, seq: int) -> Event:
-        """An event from the log, and those behind it, which will be asked for next."""
+        """An event from the log, together with the following ones, which will be needed next."""
         if seq not in self._window:
             rows = self._journal.events(self.manifest.id, start=seq, stop=seq + READ_AHEAD)
             self._window = {event.seq: self._unsealed(event) for event in rows}
@@ -412,28 +413,28 @@ class Recording:
         self._edited[seq] = msgspec.structs.replace(event, payload=payload)
 
     def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
-        """What a provider's request body was mapped to when it was recorded; only from events that are as written."""
+        """The recorded mapping of a provider's request body; only from unaltered events."""
         data = _bytes(body) if self._requests else None
         seq = None if data is None else self._requests.get((provider, data))
         return None if seq is None else self.event(seq).payload
 
     def known_arguments(self, arguments: dict[str, Any]) -> tuple[bytes, str] | None:
-        """Plain arguments as JSON, and their digest, if the recording has them written in the same way."""
+        """Plain arguments as JSON, and their digest, if the recording has arguments with the same JSON."""
         if not self._arguments or not is_plain(arguments):
             return None
         try:
             data = orjson.dumps(arguments)
-        except TypeError:  # a number beyond 64 bits, a name that is no text
+        except TypeError:  # a number beyond 64 bits, a name that is not text
             return None
         digest = self._arguments.get(hash(data))
         return None if digest is None else (data, digest)
 
     def begins(self, call: RecordedCall, written: bytes | None) -> bool:
-        """Whether a call of the same place, name and digest whose arguments are *written* so begins as recorded."""
+        """Whether a call with the same place, name and digest, and these serialised arguments, begins as recorded."""
         return written is not None and call.written == hash(written) and not self._edited
 
     def find(self, lane: str, name: str, digest: str, nth: int) -> RecordedCall | None:
-        """The recorded call of exactly this place and content."""
+        """The recorded call with exactly this place and content."""
         found = self.calls.get((lane, name, digest, nth))
         if found is not None and found.started in self.credentials:
             event = self.event(found.started)
@@ -444,7 +445,7 @@ class Recording:
     def answer(
         self, call: RecordedCall, *, source: str = "recording", realtime: bool = False, begun: bool = False
     ) -> Answer:
-        """What the recording says came of *call*; errors stay errors, *realtime* brings the pauses of a stream."""
+        """The recorded outcome of *call*; errors stay errors, *realtime* includes the pauses of a stream."""
         call.used += 1
         meta: dict[str, Any] = {BEGUN: True} if begun else {}
         if call.finished is None:
@@ -473,7 +474,7 @@ class Recording:
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)
 
     def streamed(self, asked: Event) -> bool | None:
-        """Whether a model call was streamed: what its answer says, else what it asks for. ``None`` if neither says."""
+        """Whether a model call was streamed: by its answer, else by its request. ``None`` if neither tells."""
         call = self._by_id.get(asked.call or "")
         if call is not None and call.chunks:
             return True
@@ -482,16 +483,16 @@ class Recording:
         return asks_stream(asked.payload, asked.meta)
 
     def arguments(self, call: RecordedCall) -> Any:
-        """What the call was made with."""
+        """The arguments of the call."""
         payload = self.event(call.started).payload
         return payload.get("arguments") if "arguments" in payload else payload.get("request")
 
     def input(self) -> Any:
-        """What the run was given."""
+        """The input of the run."""
         return None if self.first is None else self.event(self.first.seq).payload.get("input")
 
     def given(self) -> dict[str, Any] | None:
-        """How the arguments of the input were written; ``None`` if they are all as they were."""
+        """How the arguments of the input were recorded; ``None`` if all of them are unchanged."""
         return None if self.first is None else self.event(self.first.seq).meta.get(GIVEN)
 
     def output(self) -> Any:
@@ -504,7 +505,7 @@ def _as_it_is(value: Any, field: str = "") -> Any:
 
 
 def not_kept(answer: Answer) -> str | None:
-    """Why a result cannot be given again: it was recorded as the name of its type. ``None`` if it can."""
+    """Why a result cannot be returned again: it was recorded as the name of its type. ``None`` if it can."""
     found = type_not_kept(answer.value)
     if found is None and answer.chunks:
         found = next((kind for kind in map(type_not_kept, answer.chunks) if kind is not None), None)
@@ -527,7 +528,7 @@ def set_at(document: Any, path: str, value: Any, where: str) -> Any:
 
 
 def _bytes(body: Any) -> bytes | None:
-    """A request body as a key; ``None`` where it has no plain JSON form."""
+    """A request body as a key; ``None`` if it has no plain JSON form."""
     try:
         return hashlib.sha256(orjson.dumps(body)).digest()
     except TypeError:
@@ -535,7 +536,7 @@ def _bytes(body: Any) -> bytes | None:
 
 
 def _count(value: Any) -> int:
-    """A number of the recording; anything else (a damaged recording) matches nothing."""
+    """A number from the recording; anything else (a damaged recording) matches nothing."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0 if value is None else -1
 
 
@@ -547,7 +548,7 @@ def _all_events(journal: Events, run: str) -> Iterator[Event]:
 
 
 def _rough_size(value: Any, limit: int) -> int:
-    """About how many bytes a payload takes; stops counting beyond *limit*."""
+    """Roughly how many bytes a payload takes; stops counting beyond *limit*."""
     total = 0
     stack: list[Any] = [value]
     while stack:
@@ -582,7 +583,7 @@ class RefusalFound(NamedTuple):
 def refusal_divergence(
     recording: Recording, call: RecordedCall, outcome: str, reason: str | None
 ) -> RefusalFound | None:
-    """Compare the kind of a fresh answer with the recorded one; ``None`` if they agree or one of them is no answer."""
+    """Compare the kind of a fresh answer with the recorded one; ``None`` if they agree or one is not an answer."""
     if call.finished is None or outcome not in ("ok", "refusal"):
         return None
     finished = recording.event(call.finished)

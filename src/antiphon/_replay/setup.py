@@ -1,4 +1,4 @@
-"""What the current code asks for: read off the calls a replay makes, so that it works in any project layout (K3)."""
+"""The setup of the current code: read off the calls of a replay, so that it works in any project layout (K3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SCORED = ("temperature", "seed")
 
 
 class Setup:
-    """Model, provider, sampling, tools, prompts, graph and code as one side of a comparison."""
+    """Model, provider, sampling, tools, prompts, graph and code, as one side of a comparison."""
 
     def __init__(self) -> None:
         self.llm_config: dict[str, Any] | None = None
@@ -24,13 +24,13 @@ class Setup:
 
     @property
     def templates(self) -> dict[str, Any] | None:
-        """The prompts the code named, else the first system prompt that it sent."""
+        """The prompts that the code named, else the first system prompt that it sent."""
         if self.prompts is not None or self._system is None:
             return self.prompts
         return {"system": self._system}
 
     def saw_request(self, payload: dict[str, Any], meta: Mapping[str, Any] | None = None) -> None:
-        """The first model call of a run tells its configuration; every one may add tools."""
+        """The first model call of a run determines its configuration; each may add tools."""
         request = payload.get("request")
         if not isinstance(request, dict):
             return
@@ -51,7 +51,7 @@ class Setup:
         self.prompts = {**(self.prompts or {}), str(payload.get("name")): payload.get("template")}
 
     def merged_with(self, seen: Setup) -> Setup:
-        """What the current code showed; what it did not show is taken as unchanged."""
+        """The setup that the current code showed; parts that it did not show count as unchanged."""
         merged = Setup()
         merged.llm_config = seen.llm_config if seen.llm_config is not None else self.llm_config
         merged.tools = seen.tools if seen.llm_config is not None else self.tools
@@ -61,7 +61,7 @@ class Setup:
         return merged
 
     def with_flags(self, config: dict[str, Any], prompt: str | None) -> Setup:
-        """The setup as the command line changes it."""
+        """The setup as changed by the command line."""
         flagged = self.merged_with(Setup())
         if config:
             flagged.llm_config = {**(self.llm_config or {}), **config}
@@ -107,6 +107,6 @@ def recorded_setup(recording: Recording) -> Setup:
 
 
 def code_of(digest: str | None, files: Mapping[str, str] | None) -> dict[str, Any] | None:
-    """The code of a run as scores compare it; a file that only one side has is not compared."""
+    """The code of a run as scores compare it; files that only one side has are skipped."""
     code = {"source_digest": digest} if digest else {}
     return {**code, **(files or {})} or None

@@ -1,7 +1,7 @@
 """Strict replay: every call is answered from the recording, or the replay fails (D15).
 
-The invoker is built without anything that could reach the world: that a strict replay has no side effect through
-Antiphon is a fact of construction. Only the verifying one (D28) asks models, and only to compare kinds of answers.
+The invoker is built without anything that could reach the outside world: by construction, a strict replay has no side
+effects through Antiphon. Only the verifying one (D28) asks models, and only to compare kinds of answers.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class StrictInvoker:
         self.refusals: list[RefusalFound] = []
 
     def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
-        """What this request body was mapped to in the recording: a later release may map it in another way."""
+        """The recorded mapping of this request body: a later release may map it differently."""
         return self._recording.known_request(provider, body)
 
     def ended(self, site: Site) -> None:
-        """A call was given its recorded result: its end need not be compared with itself."""
+        """A call was given its recorded result: its end need not be compared."""
         self._observer.ended(site)
 
     def known_arguments(self, arguments: dict[str, Any]) -> tuple[bytes, str] | None:
-        """These arguments as JSON, and the recorded digest, if the recording has them as they are."""
+        """These arguments as JSON, and the recorded digest, if the recording has the same arguments."""
         return self._recording.known_arguments(arguments)
 
     def answer_tool(self, call: Invocation) -> Answer:
@@ -101,7 +101,7 @@ class StrictInvoker:
 
 
 class VerifyInvoker(StrictInvoker):
-    """Answers from the recording, and asks each model beside that: does it still answer, does it still refuse?"""
+    """Answers from the recording, and also asks each model: does it still answer, does it still refuse?"""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ __all__ = ["LocalBlobs", "OutboxBlobs", "S3Blobs"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a back-end when it is first named."""
+    """Import a back-end on first use."""
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

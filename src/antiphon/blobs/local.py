@@ -1,6 +1,6 @@
-"""Content addressing over any place that keeps named objects (D31: within one tenant), and a local folder as one.
+"""Content addressing over any store of named objects (D31: within one tenant), and a local folder as one.
 
-Files are written beside their place, flushed, and moved there whole.
+Files are written next to their place, flushed, and moved there atomically.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ _ASIDE = "aside"
 
 
 class Objects(Protocol):
-    """A place that keeps bytes under names such as ``t=default/ab/abcd…``. Blocking; writes are atomic and durable."""
+    """Stores bytes under names such as ``t=default/ab/abcd…``. Blocking; writes are atomic and durable."""
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets."""
+        """Its location, without secrets."""
 
     def put(self, name: str, data: bytes) -> None:
-        """Keep *data*; what had that name before is replaced."""
+        """Store *data*, replacing an existing object with that name."""
 
     def put_file(self, name: str, path: Path) -> None:
-        """Keep the content of a file without holding all of it in memory."""
+        """Store the content of a file without holding all of it in memory."""
 
     def get(self, name: str) -> bytes:
         """Raises :class:`~antiphon.errors.NotFound`."""
 
     def put_once(self, name: str, data: bytes) -> None:
-        """Keep *data* unless the object is there already (its name says what it holds)."""
+        """Store *data* unless the object already exists (its name identifies its content)."""
 
     def move(self, name: str, to: str) -> None:
-        """Give the object another name; one that has it is replaced. At every moment it has one of the two.
+        """Rename the object, replacing an existing one with the new name. It always has one of the two names.
 
         Raises :class:`~antiphon.errors.NotFound`.
         """
 
     def delete(self, name: str) -> None:
-        """Forget the object, if it is there."""
+        """Delete the object if it exists."""
 
     def written_ms(self, name: str) -> int:
         """When the object was written. Raises :class:`~antiphon.errors.NotFound`."""
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """Names that begin with the folder *prefix* (empty, or ending in ``/``)."""
+        """Names in the folder *prefix* (empty, or ending in ``/``)."""
 
 
 class ContentBlobs:
     """Blobs over named objects.
 
-    Several stores may keep their blobs in one place, and equal blobs are kept once. So each *store* that writes leaves
-    a note there: only where there is one store can be told what nobody refers to any more. The note stays as it is: it
-    tells since when. A second one is written anew every day, for a place that deletes what is old.
+    Several stores may keep their blobs in one place, where equal blobs are stored once. So each *store* that writes
+    leaves a note there: unused blobs can only be determined if there is just one store. The note never changes: its age
+    tells since when the store writes here. A second one is rewritten every day, for places that delete old objects.
 
-    A writer whose blob is there already relies on it without a trace, so no look at the store can tell that a blob may
-    be deleted. One that nobody seems to refer to is first *set aside*: it can still be read, but no writer finds it any
-    more. Who has relied on it before can be found then, and the blob is put back or deleted. No clock is needed.
+    A writer whose blob already exists relies on it without leaving a trace, so no look at the store can tell that a
+    blob may be deleted. One that seems unused is first *set aside*: it can still be read, but writers no longer find
+    it. Then whoever relied on it before can be found, and the blob is put back or deleted. This needs no clock.
     """
 
     def __init__(self, objects: Objects, store: str = "") -> None:
@@ -111,7 +111,7 @@ class ContentBlobs:
         self.objects.delete(_name(tenant, _digest(ref)))
 
     def refs(self, tenant: str) -> Iterator[str]:
-        """The blobs that writers find; not those that are set aside."""
+        """The blobs that writers find, without those set aside."""
         return self._refs(f"{tenant_folder(tenant)}/")
 
     def aside(self, tenant: str) -> Iterator[str]:
@@ -119,24 +119,24 @@ class ContentBlobs:
         return self._refs(f"{_ASIDE}/{tenant_folder(tenant)}/")
 
     def set_aside(self, tenant: str, ref: str) -> None:
-        """Hide a blob from writers: the next one writes it anew. :meth:`get` still finds it."""
+        """Hide a blob from writers: the next one writes it again. :meth:`get` still finds it."""
         name = _name(tenant, _digest(ref))
-        with contextlib.suppress(NotFound):  # another process has been faster
+        with contextlib.suppress(NotFound):  # another process was faster
             self.objects.move(name, f"{_ASIDE}/{name}")
 
     def put_back(self, tenant: str, ref: str) -> None:
-        """Let writers find a blob again that was set aside."""
+        """Make a blob that was set aside visible to writers again."""
         name = _name(tenant, _digest(ref))
         try:
-            self.objects.written_ms(name)  # written anew meanwhile
+            self.objects.written_ms(name)  # written again meanwhile
         except NotFound:
-            with contextlib.suppress(NotFound):  # another process has been faster
+            with contextlib.suppress(NotFound):  # another process was faster
                 self.objects.move(f"{_ASIDE}/{name}", name)
         else:
             self.objects.delete(f"{_ASIDE}/{name}")
 
     def delete_aside(self, tenant: str, ref: str) -> None:
-        """Delete a blob that was set aside; if it was written anew meanwhile, that one stays."""
+        """Delete a blob that was set aside; if it was written again meanwhile, the new one stays."""
         self.objects.delete(f"{_ASIDE}/{_name(tenant, _digest(ref))}")
 
     def _refs(self, folder: str) -> Iterator[str]:
@@ -157,7 +157,7 @@ class ContentBlobs:
             self._noted_day = day
 
     def since_note(self, tenant: str, refs: Iterable[str]) -> list[str]:
-        """Those of *refs* that were written since this store left its note; what is older may be of any store."""
+        """Those of *refs* that were written since this store left its note; older ones may belong to any store."""
         found = []
         with contextlib.suppress(NotFound):  # no note
             since = self.objects.written_ms(self._note)
@@ -169,12 +169,12 @@ class ContentBlobs:
 
 
 def is_note(name: str) -> bool:
-    """Whether an object beside blobs is the note of a store, and no blob."""
+    """Whether an object next to blobs is a store's note and not a blob."""
     return name.startswith(f"{_STORES}/")
 
 
 def tenant_folder(tenant: str) -> str:
-    """A folder name for any tenant; nothing a tenant is called can leave it or meet another's."""
+    """A folder name for any tenant; no tenant name can escape its folder or collide with another."""
     quoted = quote(tenant, safe="")
     if len(quoted) > _LONGEST_NAME:
         return f"h={sha256(tenant.encode()).hexdigest()}"
@@ -195,7 +195,7 @@ _UNFINISHED = ".unfinished"
 
 
 class LocalObjects:
-    """A folder. Unfinished writes of killed processes are cleared away after a day."""
+    """A folder. Unfinished writes of killed processes are removed after a day."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder: Path = Path(folder)
@@ -206,7 +206,7 @@ class LocalObjects:
         return f"file://{self.folder}"
 
     def path(self, name: str) -> Path:
-        """Where an object lies."""
+        """The path of an object."""
         parts = name.split("/")
         if not name or any(part in ("", ".", "..") or part.startswith(".") or "\0" in part for part in parts):
             raise InvalidInput(f"{name!r} cannot be the name of an object.", path="name")
@@ -298,7 +298,7 @@ class LocalObjects:
         unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
         oldest = time.time() - _DAY_S
         for left in unfinished.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # another writer has finished it
+            with contextlib.suppress(FileNotFoundError):  # another writer has completed it
                 if left.stat().st_mtime < oldest:
                     left.unlink()
         self._ready = True
@@ -322,7 +322,7 @@ class LocalBlobs(ContentBlobs):
 
 
 def _missing(folder: Path) -> list[Path]:
-    """The parts of a path that are not there yet."""
+    """The parts of a path that do not exist yet."""
     missing = []
     while not folder.exists():
         missing.append(folder)
@@ -331,7 +331,7 @@ def _missing(folder: Path) -> list[Path]:
 
 
 def _flush_all(target: Path, new_folders: list[Path]) -> None:
-    """Make a new name, and those of the new folders above it, survive a power failure."""
+    """Make a new name, and those of new parent folders, survive a power failure."""
     for folder in (target.parent, *(folder.parent for folder in new_folders)):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

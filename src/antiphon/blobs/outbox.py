@@ -1,9 +1,8 @@
-"""A bucket with an outbox: while the bucket is away everything is kept locally, and sent when it is back.
+"""A bucket with an outbox: while the bucket is unreachable everything is stored locally, and sent when it is back.
 
-What lies in the outbox folder is what has not arrived yet; nothing else has to be remembered. So a killed process
-loses nothing, and any later one, or :meth:`Outbox.flush`, takes up the rest. Large objects go through the outbox
-always, so that a broken-off upload can go on. A process that ends gives its senders a few seconds, then says what is
-left.
+Whatever is in the outbox folder has not arrived yet; no other state is needed. So a killed process loses nothing, and
+any later process, or :meth:`Outbox.flush`, sends the rest. Large objects always go through the outbox, so that an
+interrupted upload can resume. A process that ends gives its senders a few seconds, then reports what is left.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ class Status(NamedTuple):
     pending: int
     bytes: int
     trouble: str
-    """The last complaint of the bucket; empty while it answers."""
+    """The bucket's last error; empty while it answers."""
 
 
 class Outbox:
     """Objects of a remote place, with a local folder for what cannot be sent now.
 
-    With *later* a writer never waits for the network: everything is kept locally first and sent in the background.
-    With *once* they are blobs, whose names say what they hold: what is there already is not sent again.
+    With *later* a writer never waits for the network: everything is stored locally first and sent in the background.
+    With *once* they are blobs, whose names identify their content: existing ones are not sent again.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class Outbox:
         return Status(sum(size >= 0 for size in sizes), sum(max(0, size) for size in sizes), self._trouble)
 
     def flush(self) -> Status:
-        """Send what is waiting, now; stops at the first refusal and says what is left."""
+        """Send what is waiting now; stops at the first failure and reports what is left."""
         self._away_until = 0.0
         for name in list(self.local.names()):
             if not self._send(name):
@@ -130,7 +129,7 @@ class Outbox:
         return self.status()
 
     def close(self) -> None:
-        """Stop trying in the background; what is waiting stays in the folder."""
+        """Stop retrying in the background; what is waiting stays in the folder."""
         self._stop.set()
         self._wakes.set()
         thread = self._thread
@@ -138,14 +137,14 @@ class Outbox:
             thread.join()
 
     def take_up(self) -> None:
-        """Start to send what an earlier process left; looks once."""
+        """Start sending what an earlier process left; checks once."""
         if not self._looked:
             self._looked = True
             if any(True for _ in self.local.names()):
                 self._retry_later()
 
     def last_words(self, until: float) -> None:
-        """Let the sender finish, unless the bucket refuses; one that was away is tried once more."""
+        """Let the sender finish, unless the bucket fails; an unreachable one is tried once more."""
         thread = self._thread
         if thread is None:
             return
@@ -193,7 +192,7 @@ class Outbox:
             return False
         self._came_back()
         if (before.st_ino, before.st_mtime_ns) == (now.st_ino, now.st_mtime_ns):
-            self.local.delete(name)  # else it was replaced meanwhile: the new one is still to be sent
+            self.local.delete(name)  # else it was replaced meanwhile: the new one must still be sent
         return True
 
     def _went_away(self, error: Exception) -> None:
@@ -216,7 +215,7 @@ class Outbox:
         with self._lock:
             if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
                 return
-            if self._later:  # otherwise the writer waits, and is told
+            if self._later:  # otherwise the writer waits, and gets the result
                 _senders.add(self)
             self._thread = threading.Thread(target=self._retry, name="antiphon-outbox", daemon=True)
             self._thread.start()
@@ -233,11 +232,11 @@ class Outbox:
                 for name in waiting:
                     if self._stop.is_set() or not self._send(name):
                         break
-            except Exception as error:  # whatever it is: what waits must be tried again
+            except Exception as error:  # on any error: what is waiting must be retried
                 self._went_away(error)
 
     def _is_empty(self) -> bool:
-        """Whether the sender may go; whoever keeps something after this starts a new one."""
+        """Whether the sender may stop; whoever stores something after this starts a new one."""
         with self._lock:
             if any(True for _ in self.local.names()):
                 return False
@@ -252,7 +251,7 @@ class Outbox:
 
 
 class OutboxBlobs(ContentBlobs):
-    """Blobs in a bucket that may be away: ``OutboxBlobs(folder, S3Blobs(...))``."""
+    """Blobs in a bucket that may be unreachable: ``OutboxBlobs(folder, S3Blobs(...))``."""
 
     def __init__(
         self,
@@ -268,11 +267,11 @@ class OutboxBlobs(ContentBlobs):
 
 
 _senders: weakref.WeakSet[Outbox] = weakref.WeakSet()
-"""Those with something to send that nobody waits for."""
+"""Those with background work that no writer waits for."""
 
 
 def _at_exit() -> None:
-    """Send what is left, if the buckets take it now; then say what waits."""
+    """Send what is left, if the buckets accept it now; then report what is waiting."""
     until = time.monotonic() + _LAST_WORDS_S
     outboxes = list(_senders)
     for outbox in outboxes:

@@ -30,15 +30,15 @@ _NO_BUCKET = "<Code>NoSuchBucket</Code>"
 _DENIED = re.compile(r"status code: 40[13]\b")
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are there."""
+"""Receives progress: bytes done and bytes in total."""
 
 
 def no_progress(sent: int, total: int) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
 class Bucket(NamedTuple):
-    """Where a bucket is and who may use it. Without keys the environment's own way of signing in is used."""
+    """Where a bucket is and with which credentials. Without keys the environment's own credentials are used."""
 
     name: str
     endpoint: str = ""
@@ -68,7 +68,7 @@ def bucket_from(
     secret_key: str | None = None,
     prefix: str = "",
 ) -> Bucket:
-    """Complete what was given from ``R2_*`` (if its key is set) or the standard ``AWS_*`` names, never from both."""
+    """Complete the given values from ``R2_*`` (if its key is set) or the standard ``AWS_*`` names, never from both."""
     account = environment.get("R2_ACCOUNT_ID", "")
     if environment.get("R2_ACCESS_KEY_ID"):
         found = Bucket(
@@ -106,11 +106,11 @@ class _Answer(NamedTuple):
 
 
 class Multipart:
-    """Uploads large files in parts to one bucket with static keys, and goes on with an upload that broke off.
+    """Uploads large files in parts to one bucket with static keys, and resumes interrupted uploads.
 
-    The server keeps the parts it has. To go on, the uploads of that name are listed, the parts of the newest one are
-    compared with the file by their MD5 entity tags, and only those that are missing or differ are sent.
-    Requests are signed by hand (AWS Signature Version 4): the client library has no way to take up an upload again.
+    The server keeps the parts it has. To resume, the uploads with that name are listed, the parts of the newest one are
+    compared with the file by their MD5 entity tags, and only missing or different ones are sent. Requests are signed by
+    hand (AWS Signature Version 4): the client library cannot resume an upload.
     """
 
     def __init__(self, bucket: Bucket, timeout: float) -> None:
@@ -120,7 +120,7 @@ class Multipart:
         self._url = urlsplit(endpoint)
 
     def upload(self, name: str, path: Path, progress: Progress = no_progress) -> None:
-        """Send *path* as the object *name*, beginning where an earlier try stopped.
+        """Send *path* as the object *name*, continuing where an earlier attempt stopped.
 
         Raises :class:`~antiphon.errors.NotFound` if another process ends that upload meanwhile.
         """
@@ -173,7 +173,7 @@ class Multipart:
         parts = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{tag}</ETag></Part>" for n, tag in enumerate(tags, 1))
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         answer = self._ask("POST", name, {"uploadId": upload}, body)
-        if b"<Error>" in answer.body:  # S3 may answer 200 and say so only then
+        if b"<Error>" in answer.body:  # S3 may answer 200 and report the error only in the body
             raise self._trouble(answer)
 
     def _ask(self, method: str, name: str, query: Mapping[str, str], body: bytes = b"") -> _Answer:
@@ -240,7 +240,7 @@ class Multipart:
 
 
 class S3Objects:
-    """A bucket, or a part of one under a prefix."""
+    """A bucket, or a prefix in one."""
 
     def __init__(self, bucket: Bucket, *, timeout: float = 30.0, retries: int = 3) -> None:
         self.bucket = bucket
@@ -257,18 +257,18 @@ class S3Objects:
         self._do(lambda obstore, store: obstore.put(store, name, data, chunk_size=PART_BYTES))
 
     def put_once(self, name: str, data: bytes) -> None:
-        # a condition on an upload in parts is not for every server
+        # not every server supports conditions on multipart uploads
         new = len(data) <= PART_BYTES and self._do(lambda obstore, store: _create(obstore, store, name, data))
         if not new and not self._holds(name, io.BytesIO(data)):
             self.put(name, data)
 
     def put_file(self, name: str, path: Path, progress: Progress = no_progress) -> None:
-        """Upload a file; one larger than a part goes up in parts, and a broken-off upload goes on where it stopped."""
+        """Upload a file; one larger than a part is sent in parts, and an interrupted upload is resumed."""
         if path.stat().st_size <= PART_BYTES:
             self.put(name, path.read_bytes())
         elif self.bucket.access_key and not _behind_proxy(self.bucket.endpoint):
             self._upload(name, path, progress)
-        else:  # a role has no key to sign parts with, and a proxy is the library's affair: in parts, from the start
+        else:  # a role has no key to sign parts with, and the library handles proxies: in parts, from the start
             self._do(lambda obstore, store: obstore.put(store, name, path, chunk_size=PART_BYTES))
 
     def get(self, name: str) -> bytes:
@@ -294,7 +294,7 @@ class S3Objects:
                 yield entry["path"]
 
     def _upload(self, name: str, path: Path, progress: Progress) -> None:
-        """In parts; an upload that another process has finished is done if the object is what was to be sent."""
+        """In parts; an upload that another process completed counts if the object is what was to be sent."""
         for _ in range(_TRIES):
             try:
                 return Multipart(self.bucket, self._timeout).upload(self._full(name), path, progress)
@@ -307,7 +307,7 @@ class S3Objects:
         )
 
     def _holds(self, name: str, content: IO[bytes]) -> bool:
-        """Whether the object is there with this content, as far as its size and its entity tag tell."""
+        """Whether the object exists with this content, as far as its size and its entity tag tell."""
         try:
             found = self._do(lambda obstore, store: obstore.head(store, name))
         except NotFound:
@@ -337,10 +337,10 @@ class S3Objects:
                 raise self._no_bucket() from error
             raise NotFound(f"No such object in {self.url}.") from None
         except exceptions.BaseError as error:
-            if _NO_BUCKET in str(error):  # a list has no error of its own for it
+            if _NO_BUCKET in str(error):  # listing has no specific error for it
                 raise self._no_bucket() from error
             denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
-            if isinstance(error, denied) or _DENIED.search(_first_line(error)):  # a list has no error of its own for it
+            if isinstance(error, denied) or _DENIED.search(_first_line(error)):  # listing has no specific error for it
                 raise StoreUnavailable(
                     f"The bucket {self.url} refuses these credentials.",
                     hint="Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or R2_…), and what they may do.",
@@ -386,7 +386,7 @@ class S3Objects:
 
 
 class S3Blobs(ContentBlobs):
-    """Blobs in an S3-compatible bucket; what is not given comes from ``AWS_*`` or ``R2_*`` in the environment."""
+    """Blobs in an S3-compatible bucket; missing values come from ``AWS_*`` or ``R2_*`` in the environment."""
 
     def __init__(
         self,
@@ -427,12 +427,12 @@ def _behind_proxy(endpoint: str) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, without the document of the server and the request that the library adds."""
+    """The error, without the server's document and the request that the library adds."""
     return str(error).strip().split("\n", 1)[0].partition(": <?xml")[0][:300]
 
 
 def _tree(body: bytes) -> ET.Element:
-    """The answer without name spaces. Documents with a DTD are refused: entities could grow without bound."""
+    """The response without namespaces. Documents with a DTD are refused: entities could grow without bound."""
     if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
         raise StoreUnavailable("The bucket answered with an untrusted document.")
     try:

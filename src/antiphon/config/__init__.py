@@ -1,1 +1,1 @@
-"""TOML and environment, wired into objects. The only place where back-ends are chosen."""
+"""TOML and environment, wired into objects. Back-ends are chosen only here."""

@@ -39,7 +39,7 @@ class Loaded(NamedTuple):
 
 
 def process_environment() -> dict[str, str]:
-    """``os.environ``, and below it the storage settings of a ``.env`` file in the working folder."""
+    """``os.environ``, with the storage settings of a ``.env`` file in the working folder as defaults."""
     try:
         lines = Path(".env").read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -53,14 +53,14 @@ def process_environment() -> dict[str, str]:
 
 
 def _unquoted(value: str) -> str:
-    """Quotes and comments are taken off, nothing is expanded."""
+    """Quotes and comments are removed, nothing is expanded."""
     if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
         return value[1:-1]
     return value.partition(" #")[0].rstrip()
 
 
 def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Loaded:
-    """Settings from a file (or a mapping of the same shape), the environment winning over it.
+    """Settings from a file (or a mapping of the same shape), overridden by the environment.
 
     >>> load({"gateway": {"tenant": "acme"}}, {}).config.gateway.tenant
     'acme'
@@ -78,7 +78,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
             return _build({}, "", None, env, "")
         path = project
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         table = tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.", path=str(path)) from None
@@ -86,7 +86,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
         raise ConfigError(f"{path} is not valid TOML: {error}.", path=str(path)) from None
     if isinstance(store := table.get("store"), dict):
         table["store"] = _placed(store, path.parent)
-        if found and test_stores.active:  # a test says itself which store it wants
+        if found and test_stores.active:  # a test chooses its store itself
             table["store"] = {name: value for name, value in store.items() if name not in _STORES}
     return _build(table, str(path), path, env, text)
 
@@ -95,7 +95,7 @@ _STORES = ("url", "claims", "log")
 
 
 def _placed(store: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A relative SQLite file is named from the folder of the configuration, wherever the program is started."""
+    """A relative SQLite path is relative to the configuration's folder, wherever the program is started."""
     placed = dict(store)
     for name in _STORES:
         url = store.get(name)
@@ -105,7 +105,7 @@ def _placed(store: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def changed(loaded: Loaded) -> bool:
-    """Whether the file is another than the one that was read."""
+    """Whether the file has changed since it was read."""
     return loaded.file is not None and _stamp(loaded.file) != loaded.stamp
 
 
@@ -130,7 +130,7 @@ def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str
         merged = {**table.get(section, {}), leaf: value}
         table = {**table, section: merged}
         try:
-            str(value).encode()  # a byte that is not UTF-8 comes as half a character
+            str(value).encode()  # an invalid UTF-8 byte appears as a lone surrogate
             config = msgspec.convert(table, Config, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(
@@ -156,7 +156,7 @@ def _variables() -> dict[str, tuple[str, Any]]:
 
 
 def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Variables that look like settings and are none, each with the name that was probably meant (or ``""``)."""
+    """Variables that look like settings but are not, each with the name that was probably meant (or ``""``)."""
     known = {*_variables(), *_SHORT, *_OTHER}
     strange = [name for name in env if name.startswith("ANTIPHON_") and name not in known and not _OWN.match(name)]
     return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), "") for name in strange}
@@ -166,7 +166,7 @@ _warned: set[str] = set()
 
 
 def _warn_of_unknown(env: Mapping[str, str]) -> None:
-    """Name them once: a misspelt setting has no effect, and nothing else would tell."""
+    """Warn once per variable: a misspelt setting has no effect, and nothing else reports it."""
     for name, meant in unknown_variables(env).items():
         if name not in _warned:
             _warned.add(name)
@@ -175,7 +175,7 @@ def _warn_of_unknown(env: Mapping[str, str]) -> None:
 
 
 def _from_environment(env: Mapping[str, str], table: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """What the environment sets."""
+    """The settings from the environment."""
     found: list[tuple[str, str, Any]] = [
         (key, variable, _given(env[variable], kind))
         for variable, (key, kind) in _variables().items()
@@ -219,7 +219,7 @@ _OTHER = (
     "ANTIPHON_REPLAY_KEY",
 )
 _OWN = re.compile(r"ANTIPHON_(?:TEST|BENCH|EXEC)")
-"""Variables of our tests, benchmarks and of programs that ``antiphon exec`` starts."""
+"""Variables of our tests, our benchmarks and of programs that ``antiphon exec`` starts."""
 
 
 def _plain(value: str) -> Any:
@@ -248,7 +248,7 @@ def _settings() -> list[str]:
 
 
 def _explain(message: str, name: str, text: str, table: Mapping[str, Any]) -> ConfigError:
-    """The error with the line it stands on."""
+    """The error with its line number."""
     at = _AT.search(message)
     path = _named(at["path"], table) if at else ""
     unknown = _UNKNOWN.search(message)
@@ -266,7 +266,7 @@ _TYPES |= {"array": "a list", "object": "a table"}
 
 
 def _plainly(message: str) -> str:
-    """What the check says, with the types of TOML in words."""
+    """The validation message, with TOML types in words."""
 
     def words(found: re.Match[str]) -> str:
         wanted = [_TYPES.get(kind, kind) for kind in found[1].split(" | ") if kind != "null"]
@@ -276,7 +276,7 @@ def _plainly(message: str) -> str:
 
 
 def _named(path: str, table: Mapping[str, Any]) -> str:
-    """*path* with the name of the table in the place of ``[...]``, as in ``tools.send.retry``."""
+    """*path* with the table's name in place of ``[...]``, as in ``tools.send.retry``."""
     head, anonymous, rest = path.partition("[...]")
     if not anonymous:
         return path
@@ -296,7 +296,7 @@ def _named(path: str, table: Mapping[str, Any]) -> str:
 
 
 def _line_of(text: str, setting: str) -> int:
-    """The line that gives *setting*, or else the innermost table or key around it."""
+    """The line that sets *setting*, else the innermost table or key around it."""
     section, line_found, length = "", 0, 0
     counts: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,7 +1,7 @@
-"""Where a project keeps its state: one folder, whatever folder a program is started from.
+"""Where a project keeps its state: one folder, wherever a program is started from.
 
-``ANTIPHON_HOME``; else ``.antiphon/`` in the project's folder, which is found from the folder of the main script
-(from the working folder where there is none): the nearest one upwards with ``antiphon.toml``, else the root of the
+``ANTIPHON_HOME``; else ``.antiphon/`` in the project's folder. The search for it starts in the folder of the main
+script (in the working folder if there is none): the nearest one upwards with ``antiphon.toml``, else the root of the
 repository, else the nearest one with ``pyproject.toml``, else the folder itself. The home folder and the root of the
 file system are never a project.
 """
@@ -25,13 +25,13 @@ _REPOSITORY = (".git", ".hg", ".jj", ".svn")
 
 
 class Place(NamedTuple):
-    """The state folder, and what there is to say about it."""
+    """The state folder, and how it was found."""
 
     folder: Path
     project: Path | None
-    """``None``: ``ANTIPHON_HOME`` says where."""
+    """``None``: ``ANTIPHON_HOME`` sets it."""
     earlier: bool = False
-    """It lies below the project's folder, where release 0.1.0 put it."""
+    """It is in a subfolder of the project, where release 0.1.0 put it."""
 
 
 def state_place() -> Place:
@@ -57,7 +57,7 @@ def state_place() -> Place:
 
 
 def project_file() -> Path | None:
-    """``antiphon.toml`` of the project: the nearest one upwards."""
+    """The project's ``antiphon.toml``: the nearest one upwards."""
     return next((folder / FILE_NAME for folder in _upwards(_start()) if (folder / FILE_NAME).is_file()), None)
 
 
@@ -71,7 +71,7 @@ def _project(start: Path) -> Path | None:
 
 
 def _upwards(start: Path) -> list[Path]:
-    """The folder and those around it, as far as they can be a project."""
+    """The folder and its parents, as far as they can be a project."""
     folders: list[Path] = []
     for folder in (start, *start.parents):
         if folder in (_home(), Path(folder.anchor)):
@@ -81,7 +81,7 @@ def _upwards(start: Path) -> list[Path]:
 
 
 def _earlier_folders(start: Path, project: Path) -> list[Path]:
-    """Where 0.1.0 may have put its folder: in the working folder, if that belongs to the project, or on the way up."""
+    """Where 0.1.0 may have put its folder: in the working folder, if that belongs to the project, or further up."""
     found: list[Path] = []
     for first in (_working_folder(), _script_folder() or start, start):
         if first != project and project in first.parents:
@@ -104,11 +104,11 @@ def _working_folder() -> Path:
 
 
 def _start() -> Path:
-    """The folder of the main script; the working folder where there is none, or where it is an installed program."""
+    """The folder of the main script; the working folder if there is none, or if it is an installed program."""
     folder = _script_folder()
     if folder is None:
         return _working_folder()
-    while (folder / "__init__.py").is_file():  # a module of a package, which is part of the project
+    while (folder / "__init__.py").is_file():  # a module in a package of the project
         folder = folder.parent
     return folder
 
@@ -125,7 +125,7 @@ def _script_folder() -> Path | None:
 
 def _main_script() -> Path | None:
     named: Any = getattr(sys.modules.get("__main__"), "__file__", None)
-    if named is None and sys.argv:  # a worker that multiprocessing spawned, before it has loaded its main module
+    if named is None and sys.argv:  # a worker spawned by multiprocessing that has not loaded its main module yet
         named = sys.argv[0] if sys.argv[0].endswith(".py") else None
     if not isinstance(named, str):
         return None
@@ -139,11 +139,11 @@ def _main_script() -> Path | None:
 
 
 def _installed() -> set[Path]:
-    """Folders of installed programs: what is started there works for the project that it is started in."""
+    """Folders of installed programs: these work for the project in which they are started."""
     paths = sysconfig.get_paths()
     folders = [paths[name] for name in ("scripts", "purelib", "platlib", "stdlib", "platstdlib")]
     folders += [str(Path(sys.executable).parent), str(Path(site.getuserbase()) / "bin"), site.getusersitepackages()]
-    folders.append(str(Path(__file__).parent.parent))  # python -m antiphon.cli, wherever this package lies
+    folders.append(str(Path(__file__).parent.parent))  # python -m antiphon.cli, wherever this package is
     return {Path(folder).resolve() for folder in folders if folder}
 
 
@@ -157,13 +157,13 @@ class Forgetful(Protocol):
 
 
 class TestStores:
-    """Stores that replace the default one under pytest: each test begins with empty ones."""
+    """Stores that replace the default one under pytest: each test starts with empty ones."""
 
-    __test__ = False  # pytest takes it for a test otherwise
+    __test__ = False  # else pytest would collect it
 
     def __init__(self) -> None:
         self.active = False
-        """Set by the pytest plugin of this process; children of a test decide for themselves."""
+        """Set by the pytest plugin of this process; child processes of a test decide for themselves."""
         self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def add(self, store: Forgetful) -> None:

@@ -1,4 +1,4 @@
-"""Settings become objects here, and nowhere else."""
+"""The only place where settings become objects."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ConfigLike = str | Path | Mapping[str, Any] | Config | Settings | Loaded | None
 
 
 def resolve(config: ConfigLike) -> Loaded:
-    """Whatever names a configuration, loaded."""
+    """A configuration in any of its forms, loaded."""
     if isinstance(config, Loaded):
         return config
     if isinstance(config, Config):
@@ -66,7 +66,7 @@ def _fields(section: Section) -> dict[str, Any]:
 
 
 def _policies(section: Any) -> dict[str, Any]:
-    """The policies that a section gives; those it does not give stay ``None``."""
+    """The policies that a section sets; the others stay ``None``."""
     kinds = {"retry": RetryPolicy, "breaker": BreakerPolicy, "ttl": Ttls}
     given = {name: getattr(section, name) for name in kinds}
     return {name: None if part is None else kinds[name](**_fields(part)) for name, part in given.items()}
@@ -84,7 +84,7 @@ def home() -> Path:
 
 
 def ensure_home(place: Place | None = None) -> Path:
-    """The state folder, created with a ``.gitignore`` so that its content is never committed by accident."""
+    """The state folder, created with a ``.gitignore`` so that its content is not committed by accident."""
     folder, project, earlier = place or state_place()
     ignore = folder / ".gitignore"
     new = not folder.exists()
@@ -183,7 +183,7 @@ def store_of(config: Config) -> Store:
 
 
 def _project_store(config: Config) -> Store:
-    """SQLite in the state folder, which is made when the store is first used."""
+    """SQLite in the state folder, which is created when the store is first used."""
     from antiphon.stores.sqlite import SQLiteStore
 
     place = state_place()
@@ -192,7 +192,7 @@ def _project_store(config: Config) -> Store:
 
 
 def keeps_runs(config: Config) -> bool:
-    """Whether there is a place for runs without making one: a configured store, or a state folder to write to."""
+    """Whether runs can be stored without creating a place first: a configured store, or a writable state folder."""
     section = config.store
     if section.url or section.claims or section.log:
         return True
@@ -207,7 +207,7 @@ SHARE_CLAIMS = "Name the server as [store] url instead of log, or name one for c
 
 
 def claims_are_shared(config: Config) -> bool:
-    """Unless the run log is on a server, and nobody said where claims go."""
+    """False if the run log is on a server, but no store is configured for claims."""
     section = config.store
     return bool(section.claims or section.url) or not _is_server(section.log)
 
@@ -224,7 +224,7 @@ def _is_server(url: str | None) -> bool:
 
 
 def rules_of(config: Config) -> Rules:
-    """The redaction rules: ours and the user's."""
+    """The redaction rules: built-in and user-defined."""
     from antiphon.redact import Rule, Rules
 
     own = tuple(
@@ -238,7 +238,7 @@ def rules_of(config: Config) -> Rules:
 
 
 def bucket_of(section: ArtifactsSection, given: Mapping[str, str] | None = None, folder: str = "") -> Bucket:
-    """Where exported runs go; *folder* is a part of the bucket below the configured prefix."""
+    """Where exported runs go; *folder* is a subfolder below the configured prefix."""
     from antiphon.blobs.s3 import bucket_from
 
     if section.backend == "local":
@@ -270,7 +270,7 @@ def objects_of(section: ArtifactsSection, folder: str = "") -> S3Objects:
 
 
 def payloads_in_bucket(config: Config) -> bool:
-    """Whether large payloads go to the bucket: when asked for, or when the run log is shared and the disk is not."""
+    """Whether large payloads go to the bucket: on request, or if the run log is shared but the disk is not."""
     section = config.artifacts
     if section.payloads != "auto" or section.backend == "local":
         return section.payloads == "bucket"
@@ -278,12 +278,12 @@ def payloads_in_bucket(config: Config) -> bool:
 
 
 PAYLOADS = "outbox/payloads"
-"""In the state folder: payloads that have not arrived in the bucket yet."""
+"""In the state folder: payloads that have not reached the bucket yet."""
 _taken_up: set[Path] = set()
 
 
 def take_up_payloads(config: Config, blobs: Callable[[], Blobs | None]) -> None:
-    """Start to send payloads that an earlier process left; once in a process that makes calls or records."""
+    """Start sending payloads that an earlier process left; once per process that makes calls or records."""
     if payloads_in_bucket(config):
         from antiphon.blobs.outbox import OutboxBlobs
 
@@ -295,7 +295,7 @@ def take_up_payloads(config: Config, blobs: Callable[[], Blobs | None]) -> None:
 
 
 def blobs_of(config: Config, store: Store) -> Blobs:
-    """Where large payloads go: a local folder, or the bucket, with everything kept locally until it has arrived."""
+    """Where large payloads go: a local folder, or the bucket, with a local copy until they have arrived."""
     if payloads_in_bucket(config):
         from antiphon.blobs.local import ContentBlobs
         from antiphon.blobs.outbox import OutboxBlobs
@@ -310,7 +310,7 @@ def blobs_of(config: Config, store: Store) -> Blobs:
 
 
 def _named(store: Any, place: Callable[[Path], str]) -> str:
-    """A name that no other store has; *place* tells where a file is."""
+    """A name that is unique to the store; *place* formats the path of a file."""
     parts = [store.claims, store.log] if hasattr(store, "claims") else [store]
     paths = [getattr(part, "path", None) for part in parts]
     return " + ".join(
@@ -320,7 +320,7 @@ def _named(store: Any, place: Callable[[Path], str]) -> str:
 
 
 def seal_key_file(config: Config, store: Store) -> Path | None:
-    """Where the seal key is: the configured file, or one beside the SQLite database; ``None`` if there is none."""
+    """The path of the seal key: the configured file, or one next to the SQLite database; ``None`` if there is none."""
     path = getattr(store, "path", None)
     if config.store.seal_key_file is not None:
         return Path(config.store.seal_key_file)
@@ -328,7 +328,7 @@ def seal_key_file(config: Config, store: Store) -> Path | None:
 
 
 def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
-    """The key that seals secrets in claim records: a configured one, or a file beside the SQLite database (R14)."""
+    """The key that seals secrets in claim records: a configured one, or a file next to the SQLite database (R14)."""
     file = seal_key_file(config, store)
     given = getattr(store, "seal_key", None)
 
@@ -346,7 +346,7 @@ def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
 
 
 def fingerprints_of(config: Config, store: Store) -> Fingerprints:
-    """What names claims in results, logs and spans: made under a key that is derived from the store's seal key."""
+    """Names claims in results, logs and spans, using a key derived from the store's seal key."""
     from antiphon._gateway.ids import Fingerprints
 
     @functools.cache
@@ -359,11 +359,11 @@ def fingerprints_of(config: Config, store: Store) -> Fingerprints:
 
 
 REPLAY_KEY = "ANTIPHON_REPLAY_KEY"
-"""Keys, separated by commas, that open the originals of recordings made elsewhere."""
+"""Comma-separated keys that unseal the originals of recordings made elsewhere."""
 
 
 def key_ring_of(config: Config, store: Store) -> KeyRing:
-    """The keys that wrap the keys of runs: derived from the store's seal key, or given for recordings of another."""
+    """The keys that wrap run keys: derived from the store's seal key, or given for another store's recordings."""
     from antiphon._recording.seals import KeyRing
 
     sealer = sealer_of(config, store)
@@ -371,7 +371,7 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
 
     @functools.cache
     def wrapping() -> Sealer | None:
-        if in_process:  # what leaves it for a file must be readable tomorrow: the project's key, made if there is none
+        if in_process:  # exports must stay readable: use the project's key, created if there is none
             if not opening():
                 from antiphon._seal import Sealer
 
@@ -404,7 +404,7 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
 
 
 def _key_file(config: Config, store: Store) -> Path | None:
-    """The key file of a store; of one in this process that of the project's store, if it has one."""
+    """The key file of a store; for an in-process store that of the project's store, if it has one."""
     own = seal_key_file(config, store)
     if own is not None or not store.in_process:
         return own
@@ -416,13 +416,13 @@ _shared: dict[tuple[str, bool], Metrics] | None = None
 
 
 def share_metrics() -> None:
-    """Let all gateways that are made in this process from now on count together, as those of a host and its agents."""
+    """Make all gateways created in this process from now on count together, like those of a host and its agents."""
     global _shared
     _shared = {}
 
 
 def metrics_of(config: Config) -> Metrics:
-    """The registry that counts calls: one for each gateway, or one for the process."""
+    """The registry that counts calls: one per gateway, or one for the process."""
     from antiphon.telemetry import metrics
 
     prefix, prometheus = config.telemetry.prefix, config.telemetry.prometheus
@@ -442,7 +442,7 @@ def listeners_of(config: Config) -> tuple[Listener, ...]:
 
 
 def store_from(store: Store | str | None, config: Config) -> Store:
-    """The store that was given, as an object or by its URL, else the configured one."""
+    """The given store, as an object or by its URL, else the configured one."""
     if store is None:
         return store_of(config)
     return open_store(store, setting="store") if isinstance(store, str) else store

@@ -1,6 +1,6 @@
-"""Reading a provider's request body strictly, and the canonical request in the making.
+"""Strict parsing of a provider's request body, and the canonical request under construction.
 
-Every complaint names the path in the provider's body.
+Every error names the path in the provider's body.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TRANSPORT: Final = frozenset(
     "stream stream_options metadata user store background service_tier prompt_cache_key prompt_cache_retention"
     " safety_identifier request_id requestId traceparent tracestate timeout api_key extra_headers extra_query".split()
 )
-"""Fields that cannot change what a model answers: they are left out of every key."""
+"""Fields that cannot change a model's answer: they are left out of every key."""
 
 FIELD_ORDER: Final = (
     "temperature responseSchema topP topK maxOutputTokens seed stop toolChoice responseFormat safetySettings".split()
@@ -78,11 +78,11 @@ class Fields:
                 del self.left[name]
 
     def at(self, name: str, other: str = "") -> str:
-        """The path of a field, in the spelling that is there."""
+        """The path of a field, in the spelling that is present."""
         return f"{self.path}.{other if other in self.left and name not in self.left else name}"
 
     def take(self, name: str, other: str = "", kind: type | tuple[type, ...] = object, what: str = "") -> Any:
-        """The field's value, or ``None``; if it is not of *kind*, the complaint says that it must be *what*."""
+        """The field's value, or ``None``; if it is not of *kind*, the error says that it must be *what*."""
         left = self.left
         if name not in left:
             if not other or other not in left:
@@ -94,7 +94,7 @@ class Fields:
         return value
 
     def drop(self, *names: str) -> None:
-        """Forget fields that influence nothing."""
+        """Drop fields without influence."""
         for name in names:
             self.left.pop(name, None)
 
@@ -202,7 +202,7 @@ class Draft:
     ) -> dict[str, Any]:
         """The next message; a single plain text block becomes a string.
 
-        A developer's is a system message, and that a model may tell them apart is kept.
+        A developer message becomes a system message, and its origin is kept because a model may distinguish them.
         """
         message: dict[str, Any] = {"role": role, "content": blocks or ""}
         if len(blocks) == 1 and len(blocks[0]) == 2 and blocks[0]["type"] == "text":
@@ -210,7 +210,7 @@ class Draft:
         if role == "developer":
             self._developer.append(len(self.messages))
             message["role"] = "system"
-        if name and not (role == "tool" and self._calls.get(call_id or "") == name):  # its call has said the name
+        if name and not (role == "tool" and self._calls.get(call_id or "") == name):  # its call has given the name
             message["name"] = name
         if call_id:
             message["toolCallId"] = call_id
@@ -221,7 +221,7 @@ class Draft:
         return message
 
     def add_turn(self, role: str, parts: Iterable[Block], extra: Fieldset) -> None:
-        """Append the blocks of one turn; results of tools between them are messages of their own."""
+        """Append the blocks of one turn; tool results among them become separate messages."""
         before = len(self.messages)
         run: list[Block] = []
         for part in parts:
@@ -236,7 +236,7 @@ class Draft:
             self.messages.append(self.message(role, run, extra=extra))
 
     def call(self, name: str, arguments: Any, path: str, call_id: str | None, extra: Fieldset = None) -> Block:
-        """The block of a call the model asked for; arguments given as text are read as JSON if they are."""
+        """The block of a call that the model requested; arguments given as text are parsed as JSON if possible."""
         block: Block = {"type": "toolCall", "name": name}
         if call_id is not None:
             block["id"] = call_id
@@ -257,7 +257,7 @@ class Draft:
         return {"type": "vendor", "vendor": self.vendor, "block": as_object(value, path)}
 
     def tool(self, name: str, parameters: Fieldset, description: str | None, strict: bool | None, extra: Any) -> None:
-        """Add a tool; one without parameters takes none."""
+        """Add a tool; without *parameters* it takes none."""
         tool: dict[str, Any] = {"name": name, "parameters": parameters or {}}
         if description is not None:
             tool["description"] = description
@@ -268,12 +268,12 @@ class Draft:
         self.tools.append(tool)
 
     def function(self, tool: Fields, parameters: str) -> None:
-        """Add a function tool; its schema is in the field *parameters*."""
+        """Add a function tool; its schema is in the field named by *parameters*."""
         name, description, strict = tool.need_text("name"), tool.text("description"), tool.flag("strict")
         self.tool(name, tool.object(parameters), description, strict, tool.left)
 
     def hosted_tool(self, value: Any, path: str) -> None:
-        """Add a tool the vendor runs itself; credentials given to it are not part of any key."""
+        """Add a tool that the vendor runs; its credentials are not part of any key."""
         tool = Fields(value, path)
         tool.drop("authorization", "authorization_token", "headers")
         kept = tool.left
@@ -288,24 +288,24 @@ class Draft:
             self._fields[name] = value
 
     def settings(self, source: Fields, spellings: Mapping[str, str]) -> None:
-        """Set what all vendors have: *spellings* says how this one spells it, the best spelling first."""
+        """Set what all vendors support: *spellings* are this vendor's names, the preferred one first."""
         for spelling, name in spellings.items():
             if spelling in source.left and name not in self._fields:
                 self._fields[name] = _READERS.get(name, Fields.number)(source, spelling)
 
     def option(self, name: str, value: Any) -> None:
-        """Keep something only this vendor knows, so that no key ever ignores it."""
-        if self._camel:  # a vendor that takes both spellings means one option by them
+        """Keep something that only this vendor knows, so that no key ignores it."""
+        if self._camel:  # a vendor that accepts both spellings means the same option
             name = _SNAKE.sub(lambda found: found[1].upper(), name)
         self._options[f"vendor.{self.vendor}.{name}"] = value
 
     def options(self, source: Fields, prefix: str = "") -> None:
-        """Keep all fields of *source* that were not taken."""
+        """Keep all remaining fields of *source*."""
         for name, value in source.left.items():
             self.option(prefix + name, value)
 
     def choice(self, mode: str, *, names: list[str] | None = None, value: Any = None) -> None:
-        """Set the tool choice; the second recipe has no field for it, so it is an option as well."""
+        """Set the tool choice; the second recipe has no field for it, so it also becomes an option."""
         choice: dict[str, Any] = {"mode": mode}
         if names is not None:
             choice["names"] = names
@@ -315,7 +315,7 @@ class Draft:
         self.option("toolChoice", choice)
 
     def answer_form(self, form: str, *, schema: dict[str, Any] | None = None, **fields: Any) -> None:
-        """Set the form of the answer: for one recipe its schema alone, for the other the whole."""
+        """Set the format of the answer: one recipe uses only its schema, the other the whole."""
         response_format: dict[str, Any] = {"type": form}
         if schema is not None:
             response_format["schema"] = schema
@@ -324,7 +324,7 @@ class Draft:
         self.set("responseFormat", response_format)
 
     def done(self) -> dict[str, Any]:
-        """The finished request; what is left of the body becomes options."""
+        """The finished request; the remaining fields of the body become options."""
         left = self.body.left
         model = left.pop("model", None)
         if self._model is not None:
@@ -353,7 +353,7 @@ class Draft:
 
 
 def with_vendor_fields(block: Block, *extra: Mapping[str, Any] | None) -> Block:
-    """*block* with the fields the neutral form has no name for."""
+    """*block* with the fields for which the neutral form has no name."""
     for fields in extra:
         if fields:
             block["vendorFields"] = {**block.get("vendorFields", {}), **fields}
@@ -372,7 +372,7 @@ def media_block(kind: str, **fields: Any) -> Block:
 
 
 def located(kind: str, url: str, path: str, **fields: Any) -> Block:
-    """A block for a URL; content inside a ``data:`` URL is replaced by its digest."""
+    """A block for a URL; the content of a ``data:`` URL is replaced by its digest."""
     if not url.startswith("data:"):
         return media_block(kind, url=url, **fields)
     head, comma, data = url[len("data:") :].partition(",")
@@ -384,7 +384,7 @@ def located(kind: str, url: str, path: str, **fields: Any) -> Block:
 
 
 def digest_of_base64(data: Any, path: str) -> str:
-    """``sha256:…`` of what *data* encodes; both alphabets, with or without padding and line ends."""
+    """``sha256:…`` of the bytes that *data* encodes; either alphabet, with or without padding and line breaks."""
     text = "".join(as_text(data, path).split()).rstrip("=").translate(_TO_STANDARD)
     try:
         return _digest(base64.b64decode(text + "=" * (-len(text) % 4), validate=True))

@@ -61,7 +61,7 @@ def _message(draft: Draft, message: Fields) -> None:
 
 
 def _content(draft: Draft, value: Any, path: str, *, results: bool = False) -> Iterator[Block]:
-    """The blocks of a content; with *results*, each result of a tool is a message."""
+    """The blocks of a content; with *results*, each tool result becomes a message."""
     if isinstance(value, str):
         if value:
             yield text_block(value)

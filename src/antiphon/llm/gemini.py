@@ -1,4 +1,4 @@
-"""Gemini generateContent -> canonical request. Both spellings of JSON names (camelCase, snake_case) are read."""
+"""Gemini generateContent -> canonical request. Accepts both spellings of JSON names (camelCase, snake_case)."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _media_kind(media_type: str) -> str:
 
 
 def _result(draft: Draft, result: Fields, part: Fields) -> dict[str, Any]:
-    """A tool's result; ``output`` and ``error`` alone are Gemini's way to say what it returned, or that it failed."""
+    """A tool's result; ``output`` or ``error`` alone are Gemini's way to say what it returned, or that it failed."""
     name = result.need_text("name")
     call_id = result.text("id")
     value: Any = result.object("response") or {}

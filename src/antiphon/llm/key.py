@@ -36,7 +36,7 @@ VARIANT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "thinking": ("thinking",),
     "parallelToolCalls": ("parallel_tool_calls",),
 }
-"""What shapes an answer beside the six fields of the key: name in the variant -> spellings in a request."""
+"""What shapes an answer besides the six fields of the key: name in the variant -> spellings in a request."""
 _NO_VARIANT: Final = canonical_digest({})
 _VARIANT_SPELLINGS: Final = frozenset(spelling for spellings in VARIANT_FIELDS.values() for spelling in spellings)
 
@@ -115,7 +115,7 @@ def variant_parts(request: Mapping[str, Any]) -> dict[str, Any]:
 class Conversation:
     """Keys of requests whose messages only grow.
 
-    The messages are taken as they are when they are added; later changes to the objects have no effect.
+    Messages are copied when they are added; later changes to the objects have no effect.
 
     >>> talk = Conversation([{"role": "user", "content": "hi"}])
     >>> rest = {"model": "m", "provider": "p"}
@@ -138,7 +138,7 @@ class Conversation:
         self._messages += [parse_json(canonical_json(message)) for message in messages]
 
     def key(self, rest: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> str:
-        """What :func:`llm_cache_key` gives for *rest* with these messages."""
+        """The result of :func:`llm_cache_key` for *rest* with these messages."""
         return llm_cache_key({**rest, "messages": self._messages}, recipe=recipe)
 
 
@@ -153,7 +153,7 @@ def _number(request: Mapping[str, Any], name: str) -> float | int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidInput(f"'{name}' is a number or null.", path=f"$.{name}")
-    # 1.0 and 1 are one number; as an integer it stays on the fast path of canonical JSON.
+    # 1.0 and 1 are the same number; as an integer it stays on the fast path of canonical JSON.
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
@@ -165,7 +165,7 @@ def _typed(request: Mapping[str, Any], name: str, kind: type | tuple[type, ...],
 
 
 def _sorted_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tools by name in UTF-16 order; their order in a request means nothing (both recipes)."""
+    """The tools sorted by name in UTF-16 order; their order in a request has no meaning (both recipes)."""
     tools = request.get("tools")
     if tools is None:
         return []
@@ -178,6 +178,6 @@ def _sorted_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def tool_order(tool: Mapping[str, Any]) -> bytes:
-    """Sorts tools by the UTF-16 units of their names, never by a locale."""
+    """Sort key of tools: the UTF-16 units of their names, never a locale."""
     name: str = tool["name"]
     return name.encode("utf-16-be", "surrogatepass")

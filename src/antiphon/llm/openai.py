@@ -42,7 +42,7 @@ def read_chat(draft: Draft) -> None:
     for index, value in enumerate(as_list(left.pop("messages"), "$.messages")):
         if type(value) is dict and len(value) == 2 and value.get("role") in _TEXT_ROLES:
             text = value.get("content")
-            if type(text) is str:  # most of a conversation is this
+            if type(text) is str:  # most of a conversation looks like this
                 draft.messages.append({"role": value["role"], "content": text})
                 continue
         _chat_message(draft, Fields(value, f"$.messages[{index}]"))
@@ -139,7 +139,7 @@ def _chat_call(draft: Draft, call: Fields) -> Block:
 
 
 def _custom_call(draft: Draft, name: str, given: Fields, call_id: str | None) -> Block:
-    """A call whose argument is any text."""
+    """A call whose argument is free text."""
     block = draft.call(name, {}, given.path, call_id)
     del block["arguments"]
     return {**block, "argumentsText": given.text("input") or "", "vendorFields": {"type": "custom"}}
@@ -201,7 +201,7 @@ class _Items:
             self._answer(self._draft.vendor_block(value, path))
 
     def close(self) -> None:
-        """End the assistant message that is open."""
+        """Close the open assistant message."""
         if self._is_open:
             self._draft.messages.append(self._draft.message("assistant", self._blocks))
             self._blocks, self._is_open, self._has_message = [], False, False
@@ -266,7 +266,7 @@ def _content(draft: Draft, value: Any, path: str) -> list[Block]:
 
 
 def _part(draft: Draft, value: Any, path: str) -> Block:
-    """One content part of either dialect; types neither of them knows are kept as they are."""
+    """One content part of either dialect; unknown types are kept as they are."""
     part = Fields(value, path)
     kind = part.text("type")
     if kind in ("text", "input_text", "output_text"):
@@ -330,7 +330,7 @@ def _choose(draft: Draft, value: Any) -> None:
 
 
 def _response_format(draft: Draft, value: Any, path: str, *, nested: str) -> None:
-    """Set the form of the answer from ``response_format`` or ``text.format``."""
+    """Set the format of the answer from ``response_format`` or ``text.format``."""
     given = Fields(value, path)
     kind = given.text("type")
     if kind == "text":

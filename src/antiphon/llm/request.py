@@ -19,7 +19,7 @@ DIALECTS: Final[dict[str, tuple[str, Callable[[Draft], None]]]] = {
     "anthropic": ("anthropic", anthropic.read),
     "gemini": ("google", gemini.read),
 }
-"""Dialect -> the vendor's id in keys, and the reader of its bodies."""
+"""Dialect -> the vendor's id in keys, and the parser of its bodies."""
 
 
 def canonical_request(
@@ -27,8 +27,8 @@ def canonical_request(
 ) -> dict[str, Any]:
     """The vendor-neutral form of a request body, fit for both key recipes; shares unchanged parts with *body*.
 
-    *model* stands in where the body has none (Gemini and Bedrock name it in the URL); *vendor* replaces the vendor's
-    id where another vendor serves the dialect.
+    *model* is used if the body has none (Gemini and Bedrock name it in the URL); *vendor* replaces the vendor's id if
+    another vendor serves the dialect.
 
     >>> canonical_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, provider="openai-chat")
     {'model': 'm', 'provider': 'openai', 'messages': [{'role': 'user', 'content': 'hi'}], 'tools': []}
@@ -47,7 +47,7 @@ def canonical_request(
 
 
 def _gemini_model(model: str | None, body: Any) -> tuple[str | None, Any]:
-    """Gemini's model without the ``models/`` that some clients put before it."""
+    """Gemini's model without the ``models/`` prefix that some clients add."""
     if model is not None:
         return model.removeprefix("models/"), body
     if isinstance(body, dict) and isinstance(body.get("model"), str):

@@ -1,4 +1,4 @@
-"""A model's answer: whether it refused, and a short, vendor-neutral account. The answer itself is recorded as it came.
+"""A model's answer: whether it refused, and a short, vendor-neutral summary. The answer itself is recorded unchanged.
 
 A refusal is read from the provider's own signals, never guessed from the wording (L4, D23):
 
@@ -11,7 +11,7 @@ A refusal is read from the provider's own signals, never guessed from the wordin
 | bedrock            | ``stopReason: guardrail_intervened`` or ``content_filtered``, an intervened guardrail   |
 | any                | an envelope ``{"kind": "refusal", …}``                                                  |
 
-Nothing here fails on an answer of any shape: what is not as expected is not there.
+Nothing here fails on an answer of any shape: unexpected parts count as absent.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def envelope_kind(response: Any, provider: str | None = None) -> Verdict:
 
 
 def response_dialect(response: Any, provider: str | None = None) -> str | None:
-    """Which provider's shape an answer has: the one that was named, else the one it looks like."""
+    """The provider whose shape an answer has: the given one, else detected from the answer."""
     if provider in _DIALECTS and provider != "bedrock":
         return provider
     is_converse = isinstance(dig(response, "output", "message"), dict)
@@ -120,7 +120,7 @@ def _total(usage: Any, names: tuple[str, ...]) -> int | None:
 
 
 def dig(value: Any, *path: str | int) -> Any:
-    """The value at *path*, or ``None``; a camelCase name is found in snake_case too, as some SDKs spell it."""
+    """The value at *path*, or ``None``; camelCase names are also found in snake_case, as some SDKs spell them."""
     for step in path:
         if isinstance(step, int):
             value = value[step] if isinstance(value, (list, tuple)) and -len(value) <= step < len(value) else None
@@ -134,12 +134,12 @@ def dig(value: Any, *path: str | int) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """*value* if it is text, else nothing."""
+    """*value* if it is text, else empty."""
     return value if isinstance(value, str) else ""
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """The objects in a list, else nothing."""
+    """The objects in a list, else an empty one."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, (list, tuple)) else []
 
 
@@ -149,7 +149,7 @@ def count(value: Any) -> int | None:
 
 
 def _call(summary: dict[str, Any], name: Any, arguments: Any, call_id: Any) -> None:
-    """Add a call the model asked for; arguments that are not JSON stay text."""
+    """Add a call that the model requested; arguments that are not JSON stay text."""
     call: dict[str, Any] = {"name": text_of(name)}
     if isinstance(call_id, str):
         call["id"] = call_id
@@ -167,7 +167,7 @@ def _call(summary: dict[str, Any], name: Any, arguments: Any, call_id: Any) -> N
 
 
 def _envelope(response: dict[str, Any]) -> Verdict | None:
-    """An explicit envelope, as structured hosts and mock programs use it."""
+    """An explicit envelope, as used by structured hosts and mock programs."""
     kind = response.get("kind")
     if kind == "refusal" or (response.get("stopReason") == "refusal" and "output" not in response):
         for name in ("reason", "refusalReason", "refusalText", "refusal", "message"):
@@ -178,7 +178,7 @@ def _envelope(response: dict[str, Any]) -> Verdict | None:
 
 
 def _stopped(response: dict[str, Any]) -> Verdict | None:
-    """An error body of a content filter, or a guardrail's mark, around any vendor's shape."""
+    """A content filter's error body, or a guardrail's mark, around any vendor's shape."""
     error = response.get("error")
     if error is not None:
         for code in (dig(error, "code"), dig(error, "innererror", "code")):
@@ -296,14 +296,14 @@ def _read_bedrock(response: dict[str, Any], summary: dict[str, Any]) -> None:
 
 
 class _Shape(NamedTuple):
-    """How one provider's answers are read."""
+    """How to read one provider's answers."""
 
     verdict: Callable[[dict[str, Any]], Verdict]
     read: Callable[[dict[str, Any], dict[str, Any]], None]
     tokens_in: tuple[str, ...]
     tokens_out: tuple[str, ...]
     stop: tuple[Path, ...]
-    """Where the reason is that it stopped; the first that is there counts."""
+    """Where to find the stop reason; the first one present counts."""
     usage: str = "usage"
 
 

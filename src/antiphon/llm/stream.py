@@ -1,4 +1,4 @@
-"""Putting a streamed answer back together: from its events, whole or broken off, to one answer and its account."""
+"""Reassembling a streamed answer: from its events, whole or interrupted, to one answer and its summary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["assemble_response", "assemble_stream", "sse_events"]
 
 
 def assemble_stream(events: Iterable[Any], provider: str) -> dict[str, Any]:
-    """The summary of a streamed answer; ``complete`` says whether it came to its end.
+    """The summary of a streamed answer; ``complete`` says whether it reached its end.
 
     Events are objects, or the text or bytes of a server-sent event stream, cut anywhere. Never raises: events of
     an unknown shape end up in ``raw``.
@@ -27,12 +27,12 @@ def assemble_stream(events: Iterable[Any], provider: str) -> dict[str, Any]:
 
 
 def assemble_response(events: Iterable[Any], provider: str) -> dict[str, Any]:
-    """The answer the provider would have given without streaming, as far as the events tell."""
+    """The answer that the provider would have given without streaming, as far as the events tell."""
     return _assemble(events, provider)[0]
 
 
 def sse_events(chunks: Iterable[str | bytes]) -> Iterator[Any]:
-    """The JSON data of server-sent events; chunks may be cut anywhere, data that is not JSON is left out."""
+    """The JSON data of server-sent events; chunks may be split anywhere, data that is not JSON is skipped."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     pending = ""
     data: list[str] = []
@@ -58,7 +58,7 @@ def _line(line: str, data: list[str]) -> Iterator[Any]:
 
 
 def _objects(events: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    """The events as objects, whatever mixture of objects and raw stream they come in."""
+    """The events as objects, from any mixture of objects and raw stream."""
     raw: list[str | bytes] = []
     for event in events:
         if isinstance(event, dict):
@@ -71,7 +71,7 @@ def _objects(events: Iterable[Any]) -> Iterator[dict[str, Any]]:
 
 
 class _Assembler:
-    """Puts the events of one stream together; ``complete`` is known after :meth:`response`."""
+    """Reassembles the events of one stream; ``complete`` is known after :meth:`response`."""
 
     def __init__(self) -> None:
         self.complete = False
@@ -79,7 +79,7 @@ class _Assembler:
         self.parts: dict[int, dict[str, Any]] = {}
 
     def feed(self, event: dict[str, Any]) -> None:
-        """Take the next event."""
+        """Process the next event."""
         raise NotImplementedError
 
     def response(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class _Assembler:
         raise NotImplementedError
 
     def in_order(self) -> list[dict[str, Any]]:
-        """The parts by their index."""
+        """The parts in index order."""
         return [self.parts[index] for index in sorted(self.parts)]
 
 
@@ -221,7 +221,7 @@ class _Anthropic(_Assembler):
             try:
                 self.parts[index]["input"] = json.loads(text or "{}")
             except (ValueError, RecursionError):
-                self.parts[index]["input"] = text  # broken off inside: what there was of it
+                self.parts[index]["input"] = text  # interrupted inside: what there was of it
         return {**self.head, "content": self.in_order()}
 
 

@@ -1,4 +1,4 @@
-"""Use cases. Those that take long hand their work to *progress* item by item, so that whoever waits sees it go on."""
+"""Use cases. Slow ones pass their work through *progress* item by item, so that the caller can show progress."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """Passes items on and shows how many there have been; the work is what makes the next item."""
+    """Passes items on and reports how many there have been; the work happens while the next item is produced."""
 
     def __call__(self, items: Iterable[T], total: int | None, label: str, /) -> Iterable[T]:
         """The same *items*, of which there are *total*."""
 
 
 def silent(items: Iterable[T], total: int | None, label: str, /) -> Iterable[T]:
-    """Nobody waits."""
+    """Reports nothing."""
     return items
 
 

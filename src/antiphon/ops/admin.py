@@ -1,9 +1,9 @@
-"""What an operator may do: look, force or reset breakers, settle or forget claims (R13).
+"""What an operator may do: inspect, force or reset breakers, settle or forget claims (R13).
 
 Each act is one method of :class:`Admin`, written once: the host awaits it, a command completes it with ``drive``. Every
-act that changes something leaves a line in the audit run of its tenant, as soon as it is done. If that line cannot be
-written, the act stands: the log of the process has the line, and the answer says so (``notAudited``). What only shows
-something shows it after the line is written.
+act that changes something is audited in its tenant's audit run as soon as it is done. If the entry cannot be written,
+the act stands: the entry goes to the process log, and the answer says so (``notAudited``). Acts that only show
+something write their entry first.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from antiphon.stores._adapters import AsyncFromSync
 log: logging.Logger = logging.getLogger("antiphon.ops")
 
 TRIAL = "antiphon-doctor"
-"""The tenant of the claim on trial: nobody else finds it in his lists."""
+"""The tenant of the claim that a health check makes: it appears in nobody else's lists."""
 _RESOLVED_TTL_MS = 30 * 86_400_000
 _SCAN = 10_000
 _SCAN_NAMES = 100_000
@@ -56,7 +56,7 @@ _KEY = 64
 
 
 def as_breaker_key(tool: str, context: str | None = None) -> str:
-    """The breaker a request names: by tool (``namespace/name``), or by context ``dependency/…`` or ``global``."""
+    """The breaker that a request names: by tool (``namespace/name``), or by context (``dependency/…``, ``global``)."""
     if context:
         return context if context == "global" or "/" in context else f"dependency/{context}"
     if not tool:
@@ -67,7 +67,7 @@ def as_breaker_key(tool: str, context: str | None = None) -> str:
 
 
 def of_tenant(app: Antiphon, tenant: str | None) -> Antiphon:
-    """The application for another tenant of its store; itself for its own, or none."""
+    """The application for another tenant of the same store; this one for its own tenant or ``None``."""
     if not tenant or tenant == app.tenant:
         return app
     return Antiphon(app.loaded, store=app.store, tenant=tenant, workspace=app.workspace, clock=app.clock)
@@ -79,7 +79,7 @@ def tenants_of(app: Antiphon) -> list[str]:
 
 
 class Verdict(NamedTuple):
-    """What became of one unknown outcome. With a version only that version of the claim is settled."""
+    """The verdict on one unknown outcome. With a version, only that version of the claim is settled."""
 
     key: str
     verdict: str
@@ -92,11 +92,11 @@ Bulk = dict[str, Any]
 
 
 NOT_AUDITED = "notAudited"
-"""In an answer: why the act, which was done, is not in the audit log."""
+"""Key of an answer that says why the completed act is not in the audit log."""
 
 
 def refusal(error: AntiphonError) -> str:
-    """Why one of several acts was not done; a store that failed in the middle may have done it."""
+    """Why one of several acts failed; if the store failed midway, the act may still have been carried out."""
     if not isinstance(error, StoreError):
         return str(error)
     log.warning("the store failed: %s", error)
@@ -111,7 +111,7 @@ class Admin:
     """The acts of one operator on one tenant's state."""
 
     def __init__(self, app: Antiphon, journal: Journal | None = None, *, actor: str = "cli") -> None:
-        """Without a *journal* of an event loop the acts use the synchronous one, and never suspend."""
+        """Without an asynchronous *journal* the acts use the synchronous one and never suspend."""
         self._journal = journal or AsyncFromSync(app.journal)
         self._clock = app.clock
         self._redactor = app._redactor
@@ -134,7 +134,7 @@ class Admin:
         return {"tenant": self.tenant, "breakers": await self.breakers(), "claims": claims}
 
     async def breakers(self) -> list[dict[str, Any]]:
-        """The shared state of every breaker that ever changed, operators' acts before trips of single processes."""
+        """The shared state of every breaker that ever changed; operators' acts before trips of single processes."""
         rows = await self._journal.load_breakers(self.tenant)
         return [self._breaker(row) for row in sorted(rows, key=lambda row: (row.key.partition("#")[0], row.key))]
 
@@ -165,9 +165,10 @@ class Admin:
         limit: int = 100,
         before: str = "",
     ) -> list[dict[str, Any]]:
-        """Claim records, newest first; never their results. With *before*, ``KEY@FENCE`` or a key, those that follow.
+        """Claim records, newest first, without results. With *before* (``KEY@FENCE`` or a key): those after it.
 
-        ``unknown`` is a state, too: what somebody has to settle, also where the worker was lost and nobody asked since.
+        ``unknown`` is also a state: it selects every claim that needs settling, including those of lost workers that
+        nobody has asked about since.
         """
         which = {"tool": tool, "session": session, "prefix": prefix}
         if state == "unknown":
@@ -182,7 +183,7 @@ class Admin:
         return [self._described(record, now) for record in found[:limit]]
 
     async def _place_of(self, before: str, listed: Sequence[DedupeRecord] = ()) -> Cursor:
-        """Where a list goes on: a cursor says it, a key stands for the last of its records that is *listed*."""
+        """Where a list continues: at a cursor, or after the last *listed* record of a key."""
         place = Cursor.parse(before)
         if place is not None:
             return place
@@ -195,13 +196,13 @@ class Admin:
         return min(map(Cursor.of_record, records))
 
     async def unsettled(self, limit: int) -> tuple[list[dict[str, Any]], int]:
-        """The newest claims that somebody has to settle, and how many there are."""
+        """The newest claims that need settling, and how many there are."""
         found = await self._unsettled(tool="", session="", prefix="")
         now = await self._now_ms(found[:limit])
         return [self._described(record, now) for record in found[:limit]], len(found)
 
     async def _unsettled(self, **which: str) -> list[DedupeRecord]:
-        """Unknown outcomes, and writes in flight whose worker is gone."""
+        """Unknown outcomes, and writes in flight whose worker has died."""
         found = [record async for record in self._all(state="failed", **which) if is_unknown(record)]
         running = [record async for record in self._all(state="inflight", **which)]
         now = await self._now_ms(running)
@@ -210,7 +211,7 @@ class Admin:
         return sorted(found, key=Cursor.of_record, reverse=True)
 
     async def _all(self, **which: str) -> AsyncIterator[DedupeRecord]:
-        """All current records that fit, newest first."""
+        """All current records that match, newest first."""
         before: Cursor | None = None
         while page := await self._journal.list(tenant=self.tenant, limit=_SCAN, before=before, **which):
             for record in page:
@@ -220,17 +221,17 @@ class Admin:
             before = Cursor.of_record(page[-1])
 
     async def _earlier_unknown(self, key: str = "") -> list[DedupeRecord]:
-        """Unknown outcomes of calls that others have followed: they are still to be settled."""
+        """Unknown outcomes of calls that later calls have replaced: they still need settling."""
         return [record for record in await self._journal.earlier(tenant=self.tenant, key=key) if is_unsettled(record)]
 
     async def _now_ms(self, records: Sequence[DedupeRecord]) -> int:
-        """The time of the store, by which leases end, if one of *records* is in flight."""
+        """The store's time, which decides when leases expire, if one of *records* is in flight; else the local time."""
         key = next((record.key for record in records if record.state == "inflight"), None)
         found = None if key is None else await self._journal.read(key)
         return self._clock.now_ms() if found is None else found.now_ms
 
     def _opened(self, record: DedupeRecord, *, masks: bool = True) -> DedupeRecord:
-        """The record, with sealed arguments and a sealed key as they were, or as an operator may see them."""
+        """The record with its arguments and key unsealed, or masked as an operator may see them."""
         key = self._unsealed(record, record.idempotency_key)
         given = record.idempotency_key if key is None else key.decode()
         record = msgspec.structs.replace(record, idempotency_key=self._shown(given) if masks else given)
@@ -244,7 +245,7 @@ class Admin:
         return msgspec.structs.replace(record, arguments=arguments)
 
     def _unsealed(self, record: DedupeRecord, sealed: str) -> bytes | None:
-        """What is sealed in a record; nothing, if it is not, is damaged, or the key is another one."""
+        """The sealed content of a record; ``None`` if nothing is sealed, it is damaged, or another key sealed it."""
         sealer = self._sealer() if sealed.startswith("s2.") else None
         if sealer is not None:
             with contextlib.suppress(StoreError):
@@ -252,11 +253,11 @@ class Admin:
         return None
 
     def _lost(self, record: DedupeRecord, now_ms: int) -> bool:
-        """A write whose worker has not extended its lease: the next equal call would find it unknown."""
+        """A write whose worker stopped renewing its lease: the next equal call would find its outcome unknown."""
         return record.arguments is not UNSET and not is_asking(record) and not _is_held(record, now_ms)
 
     async def claim(self, key: str) -> dict[str, Any]:
-        """One claim record, by its key, the fingerprint that logs show, or a unique beginning of either."""
+        """One claim record, by its key, the fingerprint that logs show, or a unique prefix of either."""
         record = await self._find(key)
         return self._described(record, await self._now_ms([record]))
 
@@ -276,11 +277,11 @@ class Admin:
         return [{"atMs": event.at_ms, **event.payload} for event in reversed(found[-limit:])]
 
     async def looked_at_originals(self, run: str) -> None:
-        """Note that the originals of the masked values of a run are shown."""
+        """Record that the originals of a run's masked values are being shown."""
         await self._note("reveal", {"run": run})
 
     async def accepted_recording(self, done: dict[str, Any], run: str, reason: str) -> dict[str, Any]:
-        """Note that a golden artifact was replaced by a run."""
+        """Record that a golden artifact was replaced by a run."""
         return await self._done("accept", {"run": run, "path": done["path"], "reason": self._shown(reason)}, done)
 
     # -- breakers ----------------------------------------------------------------------------------------------------
@@ -288,7 +289,7 @@ class Admin:
     async def force_open(
         self, key: str, reason: str = "", for_ms: int | None = None, *, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Hold a breaker open until a reset, or for *for_ms*; every process follows within a second."""
+        """Hold a breaker open until it is reset, or for *for_ms*; every process follows within a second."""
         if for_ms is not None and for_ms <= 0:
             raise InvalidInput(
                 "The duration of a forced state must be a positive number of milliseconds.", path="$.forMs"
@@ -298,7 +299,7 @@ class Admin:
         return await self._override("force_open", key, "FORCED_OPEN", until, text, dry_run)
 
     async def reset(self, key: str, reason: str = "", *, dry_run: bool = False) -> dict[str, Any]:
-        """Close a breaker at once, with fresh counters. *dry_run*: only say what would be."""
+        """Close a breaker at once, with fresh counters. *dry_run* only reports what would happen."""
         text = f"{RESET_REASON}: {reason}" if reason else RESET_REASON
         return await self._override("reset", key, "CLOSED", 0, text, dry_run)
 
@@ -310,7 +311,7 @@ class Admin:
         await self._must_know(act, key, {row.key.partition("#")[0] for row in rows})
         now = self._clock.now_ms()
         known = max((row.epoch for row in rows if row.key.partition("#")[0] == key), default=0)
-        epoch = max(known + 1, now // 1000)  # beats what processes count to, also where their rows are swept
+        epoch = max(known + 1, now // 1000)  # outranks what processes count, even after their rows are swept
         row = BreakerRow(key, state, epoch, until, reason, now, owner_token())
         if dry_run:
             states = [self._breaker(one)["state"] for one in rows if one.key.partition("#")[0] == key]
@@ -320,16 +321,16 @@ class Admin:
         return await self._done(act, {"key": key, "reason": reason}, self._breaker(row))
 
     def _shown(self, reason: str) -> str:
-        """A reason as every process, log and page may show it: without secrets, on one line."""
+        """A reason as every process, log and page may show it: on one line, without secrets."""
         clean = str(self._redactor.redact(reason))
         return "".join(one if one.isprintable() else " " for one in clean)[:_LONGEST_REASON]
 
     async def _must_know(self, act: str, key: str, rows: set[str]) -> None:
-        """A misspelt name would open or close nothing at all; the operator must hear of it."""
+        """A misspelt name would open or close nothing; the operator must be told."""
         if key == "global" or key in rows:
             return
         if act == "force_open" and key.startswith("dependency/"):
-            return  # dependencies stand in code alone, so nobody outside can tell whether there is one
+            return  # dependencies exist in code only, so there is no way to check from here
         known = rows | {f"tool/{tool}" for tool, _ in await self._journal.counts(self.tenant)}
         for name, spec in declared().items():
             known |= {f"tool/{name}"} | ({f"dependency/{spec.dependency}"} if spec.dependency else set())
@@ -350,7 +351,7 @@ class Admin:
     async def clear(
         self, key: str, reason: str = "", *, in_flight: bool = False, unknown: bool = False
     ) -> dict[str, Any]:
-        """Forget one claim: the next equal call runs. One in flight or of unknown outcome only if told."""
+        """Forget one claim: the next equal call runs. In flight or unknown, it needs *in_flight* or *unknown*."""
         record = await self._find(key)
         earlier = await self._earlier_unknown(record.key)
         runs = record.state == "inflight" and not in_flight
@@ -368,7 +369,7 @@ class Admin:
         return await self._done("clear", about, {"key": record.key, "cleared": cleared})
 
     async def _drop(self, record: DedupeRecord) -> bool:
-        """Delete a record; a tombstone stays of one that somebody may still come back to."""
+        """Delete a record; one that a worker may still return to is replaced by a tombstone."""
         if record.state == "inflight" or is_unknown(record):
             tombstone = ("cleared", "An operator cleared this claim; the next equal call runs.", True, False)
             settlement = Settlement("cancelled", _RESOLVED_TTL_MS, error=tombstone, dispatched=False)
@@ -387,11 +388,11 @@ class Admin:
         in_flight: bool = False,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Settle a claim whose outcome nobody knows: it happened (with *value*), or it did not.
+        """Settle a claim with an unknown outcome: it happened (with *value*), or it did not.
 
-        A resolution can be corrected by another one until a call was answered with it; that of a call which others
-        have followed is final. With *version* only that version of the record is settled. One whose worker holds its
-        lease is settled only if told (*in_flight*). *dry_run* makes every check and changes nothing.
+        A resolution can be corrected until a call has been answered with it; that of a call that later calls have
+        replaced is final. With *version* only that version of the record is settled. A claim whose worker still holds
+        its lease is settled only with *in_flight*. *dry_run* makes every check and changes nothing.
         """
         if verdict not in ("happened", "did-not-happen"):
             raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
@@ -467,9 +468,9 @@ class Admin:
         prefix: str = "",
         keys: Collection[str] = (),
     ) -> list[dict[str, Any]]:
-        """What the ``reconcile`` functions of the tools say about each unknown outcome; nothing is changed.
+        """What the ``reconcile`` functions of the tools say about each unknown outcome; changes nothing.
 
-        With *keys* only those are asked about.
+        With *keys* only those are checked.
         """
         said = []
         for record in await self._unsettled(tool=tool, session=session, prefix=prefix):
@@ -495,7 +496,7 @@ class Admin:
         in_flight: bool = False,
         unknown: bool = False,
     ) -> dict[str, Any]:
-        """Forget all claims of a tool, a session or a key prefix. Those in flight or unknown stay unless told."""
+        """Forget all claims of a tool, a session or a key prefix; those in flight or unknown only on request."""
         if not (tool or session or prefix):
             raise InvalidInput("Specify what to flush: a tool, a session or a prefix of keys.", path="$")
         chosen = {"tool": tool, "session": session, "prefix": prefix}
@@ -515,7 +516,7 @@ class Admin:
         return await self._done("flush", about, {"flushed": flushed, **({"kept": kept} if any(kept.values()) else {})})
 
     async def _to_settle(self, key: str, version: int | None) -> tuple[DedupeRecord, bool]:
-        """The record to settle, and whether it is the current one; others may have followed an unknown outcome."""
+        """The record to settle, and whether it is the current one; later calls may have replaced an unknown outcome."""
         record = await self._find(key)
         earlier = await self._earlier_unknown(record.key)
         is_current = all(one.version != record.version for one in earlier)
@@ -540,10 +541,10 @@ class Admin:
         if found is not None and found.current.tenant == self.tenant:
             return found.current
         matches = await self._journal.list(tenant=self.tenant, prefix=key, limit=2)
-        if not matches and len(key) <= _FINGERPRINT:  # stores know keys only: fingerprints are made anew
+        if not matches and len(key) <= _FINGERPRINT:  # stores know only keys: recompute the fingerprints
             records = await self._journal.list(tenant=self.tenant, limit=_SCAN_NAMES)
             matches = [record for record in records if self._fingerprints.name(record.key, key)]
-        if not matches:  # the current one may have expired before an unknown outcome that it followed
+        if not matches:  # the current one may have expired before an unknown outcome that it replaced
             past = {record.key: record for record in await self._earlier_unknown()}
             matches = [one for name, one in past.items() if name.startswith(key) or self._fingerprints.name(name, key)]
         if not matches:
@@ -556,15 +557,15 @@ class Admin:
     # -- audit -------------------------------------------------------------------------------------------------------
 
     def _audit(self) -> ReservedRun:
-        """The reserved run that keeps what operators of a tenant did."""
+        """The reserved run that records what operators of a tenant did."""
         return ReservedRun(self._journal, self._clock, audit_manifest(self.tenant, self._workspace))
 
     async def _note(self, act: str, detail: Mapping[str, Any]) -> None:
-        """Write a line before something is shown: without the line it is not."""
+        """Write the audit entry before something is shown; if that fails, nothing is shown."""
         await self._audit().append("admin.act", self._line(act, detail))
 
     async def _done(self, act: str, detail: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-        """Write a line about what was changed; the *answer* says if it could not be written."""
+        """Write the audit entry of a change; the *answer* says if that failed."""
         line = self._line(act, detail)
         try:
             await self._audit().append("admin.act", line)
@@ -574,7 +575,7 @@ class Admin:
         return answer
 
     def _line(self, act: str, detail: Mapping[str, Any]) -> dict[str, Any]:
-        """Who did it, and for whom, stands there as it is, also if it is a mail address; the rest is masked."""
+        """Who did it and for whom stays readable, even if these are mail addresses; the rest is masked."""
         given = {name: value for name, value in detail.items() if value not in ("", None)}
         clean: dict[str, Any] = orjson.loads(self._redactor.redact_bytes(orjson.dumps(given))[0])
         people = {"by": self.actor, **({"to": given["to"]} if "to" in given else {})}
@@ -586,7 +587,7 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 
 def _arguments(spec: ToolSpec, record: DedupeRecord) -> dict[str, Any] | None:
-    """The arguments of an unknown call, if the record keeps them as they were: their digest says so."""
+    """The arguments of an unknown call, if the record has them unchanged: their digest proves it."""
     try:
         params: dict[str, Any] = orjson.loads(_said(record)[1])
         digest = params_digests(params, spec)[1]
@@ -596,7 +597,7 @@ def _arguments(spec: ToolSpec, record: DedupeRecord) -> dict[str, Any] | None:
 
 
 async def _ask(spec: ToolSpec | None, record: DedupeRecord) -> tuple[str | None, Any, str]:
-    """The verdict of a tool's ``reconcile``, the value, and why there is none."""
+    """The verdict of a tool's ``reconcile``, its value, and the reason if there is no verdict."""
     if spec is None or spec.reconcile is None:
         return None, None, "the entry registers no such tool" if spec is None else "the tool has no reconcile function"
     params = _arguments(spec, record)
@@ -609,7 +610,7 @@ async def _ask(spec: ToolSpec | None, record: DedupeRecord) -> tuple[str | None,
     try:
         answer = spec.reconcile(*((params, context) if takes_two(spec.reconcile) else (params,)))
         if inspect.isawaitable(answer):
-            with ThreadPoolExecutor(1) as pool:  # an operator's command has no event loop
+            with ThreadPoolExecutor(1) as pool:  # commands have no event loop
                 answer = pool.submit(asyncio.run, _awaited(answer)).result()
     except Exception as error:
         return None, None, f"reconcile failed: {type(error).__name__}: {error}"
@@ -621,17 +622,17 @@ async def _ask(spec: ToolSpec | None, record: DedupeRecord) -> tuple[str | None,
 
 
 def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
-    """A line in the audit log before something is done or shown that is none of an :class:`Admin`'s acts."""
+    """Audit something that is about to be done or shown and is not one of :class:`Admin`'s acts."""
     drive(Admin(app)._note(act, detail))
 
 
 def noted(app: Antiphon, act: str, detail: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """A line in the audit log after something was changed that is none of an :class:`Admin`'s acts; the *answer*."""
+    """Audit a change that is not one of :class:`Admin`'s acts; returns the *answer*."""
     return drive(Admin(app)._done(act, detail, answer))
 
 
 def _is_held(record: DedupeRecord, now_ms: int) -> bool:
-    """Whether a worker that may be alive holds the lease of a claim in flight."""
+    """Whether a claim in flight is leased to a worker that may be alive."""
     over = record.lock_until_ms is not UNSET and record.lock_until_ms <= now_ms
     return not over and not certainly_dead(record.owner)
 
@@ -676,7 +677,7 @@ def describe(record: DedupeRecord, fingerprint: str) -> dict[str, Any]:
 
 
 def usage(app: Antiphon) -> dict[str, Any]:
-    """How many claim records there are, and what one costs the server, where the store can tell."""
+    """How many claim records there are, and what one costs the server if the store can tell."""
     measure = getattr(app.journal, "usage", None)
     if measure is None:
         return {"records": sum(app.journal.counts(app.tenant).values())}

@@ -1,4 +1,4 @@
-"""One object that holds store, gateways and recorder together; the functions of the front door use the current one."""
+"""One object that holds store, gateways and recorder; the public functions use the current one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from antiphon.ops.entry import AGENT_MARK, GRACE_S, call_entry, check_arguments,
 from antiphon.ops.inputs import Kept, arguments_again, arguments_of, by_name, is_arguments, written_input
 from antiphon.ports import Blobs, Clock, Invoker, Listener, Row, Store, SyncJournal
 
-if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
+if TYPE_CHECKING:  # reading runs needs neither gateways nor recorder
     from antiphon._gateway.turns import Guard
     from antiphon._recording.recorder import LoopJournals, Recorder
     from antiphon._recording.run import Run
@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
     from antiphon.redact import Redactor
 
     class RecordedRun(Run, Awaitable[Run]):
-        """What ``record`` gives for an ``async def``: the run, or in a running event loop what is awaited for it."""
+        """What ``record`` returns for an ``async def``: the run, or an awaitable for it in a running event loop."""
 
 
 _RUN_IS_SESSION = "session"
@@ -73,7 +73,7 @@ class Antiphon:
         clock: Clock | None = None,
         listeners: tuple[Listener, ...] = (),
     ) -> None:
-        """*listeners* are told what its gateways decide, as those of a gateway are."""
+        """*listeners* receive the decisions of its gateways, like a gateway's own listeners."""
         self.loaded: Loaded = resolve(config)
         self.config: Config = self.loaded.config
         self.store: Store = store_from(store, self.config)
@@ -105,7 +105,7 @@ class Antiphon:
 
     @functools.cached_property
     def blobs(self) -> Blobs | None:
-        """Large payloads; none for a store that never leaves the process."""
+        """Large payloads; ``None`` for a store that lives only in this process."""
         return None if self.store.in_process else blobs_of(self.config, self.store)
 
     @functools.cached_property
@@ -116,18 +116,18 @@ class Antiphon:
 
     @functools.cached_property
     def loops(self) -> LoopJournals:
-        """The store's journals for event loops, shared by all runs of a loop."""
+        """The store's asynchronous journals, shared by all runs of an event loop."""
         from antiphon._recording.recorder import LoopJournals
 
         return LoopJournals(self.store)
 
     @functools.cached_property
     def keys(self) -> KeyRing:
-        """The keys that open the originals of recordings."""
+        """The keys that unseal the originals of recordings."""
         return key_ring_of(self.config, self.store)
 
     def approvals(self, actor: str, *, where: str = "Python") -> Desk:
-        """Calls that wait for a person, as *actor* sees and decides them; *where* goes to the audit log."""
+        """Calls that await approval, as *actor* sees and decides them; *where* goes to the audit log."""
         from antiphon.ops.approvals import Desk
 
         return Desk(self, actor, where)
@@ -143,9 +143,9 @@ class Antiphon:
         write: Write | None = None,
         write_async: WriteAsync | None = None,
     ) -> Recorder:
-        """What writes the events of a run: to the store, or with *write* and *write_async*.
+        """Writes the events of a run: to the store, or with *write* and *write_async*.
 
-        A run whose key is not at hand gets a new one for what is written from now on.
+        If the run's key is unavailable, what is written from now on uses a new one.
         """
         from antiphon._recording.recorder import Recorder
         from antiphon._recording.seals import RunKey
@@ -188,8 +188,9 @@ class Antiphon:
     ) -> Run:
         """Open a run. With *resume* an interrupted run continues: its finished calls are answered from their records.
 
-        With *llm_cache* answers of models are kept, and equal requests are answered from them (default: configuration).
-        A run that is recorded anew is *like* the one before: it keeps its key, so that equal values look the same.
+        With *llm_cache* model answers are cached, and equal requests are answered from the cache (default:
+        configuration). A run that is recorded again *like* an earlier one keeps its key, so that equal values get equal
+        pseudonyms.
         """
         from antiphon._recording.manifest import code_version, package_versions
         from antiphon._recording.run import Run
@@ -215,7 +216,7 @@ class Antiphon:
         if like is not None:
             manifest = msgspec.structs.replace(manifest, seal=like.seal)
         recorder = self.recorder(manifest)
-        if manifest.tags.get(_RUN_IS_SESSION) != "run":  # begun by 0.1.0, whose records it goes on to find
+        if manifest.tags.get(_RUN_IS_SESSION) != "run":  # started by 0.1.0, whose records it must keep finding
             recorder.scope.place = ("default", "default", None)
         if self.config.record.llm_cache if llm_cache is None else llm_cache:
             recorder.scope.llm_cache = self._llm_cache(recorder)
@@ -227,7 +228,7 @@ class Antiphon:
 
             guard = Guard(settings_of(self.config).loop, self.clock.monotonic())
             Charges(recorder.scope, self.config.prices, recorder.scope.gateway_state.setdefault("loop", guard))
-        if function is not None:  # a password that only the name of its parameter tells is known before it is written
+        if function is not None:  # learn passwords that only their parameter name reveals before anything is written
             told = {name: value for name, value in by_name(function, input).items() if recorder.redactor.tells(name)}
             recorder.shown(told, "")
         run = Run(recorder, manifest, self._caller(manifest))
@@ -236,7 +237,7 @@ class Antiphon:
         return run
 
     def go_on(self, recorder: Recorder) -> None:
-        """Give the code of an interrupted run what it had drawn and heard from its models."""
+        """Give the code of an interrupted run the values it had drawn and the answers of its models."""
         from antiphon._recording.recorder import whole
         from antiphon._recording.resumed import EARLIER, Earlier
         from antiphon.ops.runs import events_of, opener
@@ -292,9 +293,9 @@ class Antiphon:
     def record(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Run: ...
 
     def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run *function* as a recorded run. A coroutine function gives an awaitable inside an event loop.
+        """Run *function* as a recorded run. A coroutine function returns an awaitable inside an event loop.
 
-        Elsewhere it gets an event loop, and tasks that it leaves behind get a second to end, as in a replay.
+        Elsewhere it gets its own event loop, and tasks that it leaves behind get a second to finish, as in a replay.
         """
         from antiphon._recording.manifest import entry_of
 
@@ -329,7 +330,7 @@ class Antiphon:
 
 @contextmanager
 def _noted(run: Run) -> Iterator[None]:
-    """An exception that leaves a run says which run it was."""
+    """An exception that leaves a run carries the run's id."""
     try:
         yield
     except Exception as error:
@@ -356,7 +357,7 @@ _CREDENTIALS = {
 
 
 def current() -> Antiphon:
-    """The object the front door's functions use: the one of this context, else a process default."""
+    """The object that the public functions use: the one of this context, else the process default."""
     app = _current.get()
     if app is None:
         pid = os.getpid()
@@ -377,14 +378,14 @@ def using(app: Antiphon) -> Iterator[Antiphon]:
 
 
 def configure(config: ConfigLike = None, **document: Any) -> Antiphon:
-    """Replace the process default. Takes a configuration, or the document's keywords (``storage_backend=…``)."""
+    """Replace the process default. Takes a configuration, or ``.kurral`` keywords (``storage_backend=…``)."""
     app = _default[os.getpid()] = Antiphon(_with_keywords(config, document) if document else config)
     return app
 
 
 def _with_keywords(base: ConfigLike, given: Mapping[str, Any]) -> Config:
-    """The configuration with the keywords that users of ``.kurral`` files know (K7); credentials go to the
-    environment of this process only.
+    """The configuration with the keywords that users of ``.kurral`` files know (K7); credentials only go to this
+    process's environment.
     """
     unknown = sorted(set(given) - set(_ARTIFACTS) - set(_CREDENTIALS))
     if unknown:
@@ -407,7 +408,7 @@ def agent(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, 
 
 
 def agent(function: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
-    """Mark an entry point that can be run again: by ``antiphon run``, a replay, or over HTTP.
+    """Mark an entry point that can be rerun: by ``antiphon run``, a replay, or over HTTP.
 
     >>> @agent
     ... def greet(who: str) -> str:
@@ -470,7 +471,7 @@ def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _check_known_again(event: Event, run: str) -> None:
-    """Refuse to resume a run that would make a write again: without its originals, its claim is not found."""
+    """Refuse to resume a run that would repeat a write: without its originals, its claim is not found."""
     if event.type != "call.started" or event.v < 2 or not is_masked(event):
         return
     if event.payload.get("kind") == "tool" and not event.meta.get("idempotent") and "callId" not in event.meta:
@@ -482,9 +483,9 @@ def _check_known_again(event: Event, run: str) -> None:
 
 
 def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) -> Run:
-    """Run ``file.py:function`` with *given* as its argument. A failing or interrupted agent gives a run with ``error``.
+    """Run ``file.py:function`` with the input *given*. If the agent fails or is interrupted, the run has an ``error``.
 
-    With *resume* an interrupted run continues with its recorded input: another one is refused.
+    With *resume* an interrupted run continues with its recorded input; any other input is refused.
     """
     from antiphon._recording.manifest import entry_of
     from antiphon._recording.run import exit_code
@@ -513,13 +514,13 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
                 run.output = call_entry(run.scope, function, args, kwargs, returned=run.end)
         except SystemExit as leaving:
             run.error = leaving if exit_code(leaving) else None
-        except BaseException as error:  # also that the code was cancelled or interrupted
+        except BaseException as error:  # including cancellation and interrupts
             run.error = error
     return run
 
 
 def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
-    """The recorded input of a run that is resumed; with another one its code would ask for other effects."""
+    """The recorded input of a run that is resumed; with any other its code would request different effects."""
     from antiphon._recording.plain import dump
     from antiphon._recording.recorder import whole
     from antiphon._recording.seals import Originals
@@ -553,7 +554,7 @@ def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
         return given
     if given is None:
         return recorded
-    if recorded is None and manifest.entry is None:  # it was a block of code, which had no arguments
+    if recorded is None and manifest.entry is None:  # it was a code block, which has no arguments
         return given
     if plain(given) != plain(recorded):
         raise InvalidInput(
@@ -564,14 +565,14 @@ def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
 
 
 def note_exit(app: Antiphon, run: str, code: int) -> None:
-    """Note that the program that was *run* ended with *code*, not 0: only who started it knows, after its end."""
+    """Record that the program of *run* exited with a nonzero *code*: only its parent process learns that."""
     from antiphon._recording.run import EXIT_TAG, exit_error
 
     manifest = app.journal.manifest(run)
-    if manifest is None or manifest.status == "interrupted":  # kept in a store that went with the process; a signal
+    if manifest is None or manifest.status == "interrupted":  # its store ended with the process, or a signal ended it
         return
     kept = msgspec.structs.replace(manifest, status="failed", tags={**manifest.tags, EXIT_TAG: str(code)})
-    if manifest.status != "failed":  # by an exception, which the run tells
+    if manifest.status != "failed":  # an exception is recorded already
         recorder = app.recorder(manifest)
         row = recorder.encode("run.finished", None, {"status": "failed", "error": exit_error(code)}, {})
         last = app.journal.append(run, (row,))
@@ -587,12 +588,12 @@ CHARGES = "charges"
 
 
 class Charges:
-    """Pays for the tokens of a run's model calls; tools are refused once the cap is reached."""
+    """Charges a run for the tokens of its model calls; once the cap is reached, tools are refused."""
 
     def __init__(self, scope: RunScope, prices: Mapping[str, PriceSection], guard: Guard) -> None:
         self._prices, self._guard, self._write = prices, guard, scope.encode
         self.asked: dict[str, dict[str, Any]] = {}
-        """Model calls that are under way: the payloads of their starts."""
+        """Model calls in progress: the payloads of their starts."""
         self.usage: Callable[[str, dict[str, Any], dict[str, Any], dict[str, Any]], Any] = paid_usage
         """(call, payload of its start, payload and ``meta`` of its end) -> the tokens to pay for."""
         scope.encode = self._encode
@@ -610,7 +611,7 @@ class Charges:
 
 
 def paid_usage(call: str, began: dict[str, Any], ended: dict[str, Any], meta: dict[str, Any]) -> Any:
-    """What an answer tells; one that is given again is paid for already."""
+    """The usage that an answer reports; a reused answer has been paid for already."""
     return None if meta.get("fromCache") else meta.get("usage")
 
 
@@ -624,7 +625,7 @@ def model_of(payload: Mapping[str, Any]) -> str:
 
 
 def tokens_of(usage: Any) -> tuple[int, int]:
-    """Tokens in and out; what a recording from elsewhere says instead of a number counts as nothing."""
+    """Tokens in and out; anything but a number in an imported recording counts as nothing."""
     counts = usage if isinstance(usage, Mapping) else {}
     found = (counts.get(name) for name in ("inputTokens", "outputTokens"))
     given, taken = (value if isinstance(value, int) and not isinstance(value, bool) else 0 for value in found)
@@ -632,13 +633,13 @@ def tokens_of(usage: Any) -> tuple[int, int]:
 
 
 def cost_of(price: PriceSection | None, usage: Any) -> float:
-    """The money for the tokens of one call; nothing without a price."""
+    """The cost of one call's tokens; 0 without a price."""
     given, taken = tokens_of(usage)
     return 0.0 if price is None else (given * price.input + taken * price.output) / 1_000_000
 
 
 class Spent:
-    """What the model calls of a run cost, those of interrupted attempts too; what was answered again cost nothing."""
+    """What the model calls of a run cost, including interrupted attempts; reused answers cost nothing."""
 
     def __init__(self, prices: Mapping[str, PriceSection]) -> None:
         self._prices = prices
@@ -651,12 +652,12 @@ class Spent:
         self.unpriced: dict[str, None] = {}
         """Models without a price."""
         self.without_usage: int = 0
-        """Calls whose answer told no usage: their cost is not known."""
+        """Calls whose answer reported no usage: their cost is unknown."""
         self.unheard: int = 0
-        """Calls that were under way when their attempt was interrupted: what they cost is not known, either."""
+        """Calls in progress when their attempt was interrupted: their cost is unknown as well."""
 
     def add(self, event: Event) -> None:
-        """Count an event, in the order of the run."""
+        """Count an event; events must come in the order of the run."""
         if event.type == "call.started" and event.payload.get("kind") == "llm":
             self._asked[event.call or ""] = model_of(event.payload)
             self.unheard += 1

@@ -1,7 +1,7 @@
 """The page behind a signed link. Opening it shows the call and a form; only the form, sent with the token, decides.
 
-Mail scanners, previews and prefetching browsers follow links. They open the page as often as they like: nothing is
-decided and nothing is spent. It is plain ASGI, for the host and for any web framework.
+Mail scanners, previews and prefetching browsers follow links. However often they do, nothing is decided and nothing is
+spent. The page is plain ASGI, for the host and for any web framework.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Desk = Callable[[Scope, Link], Approvals]
-"""Where the approvals of a link are, for the person it was made for."""
+"""Finds the approvals of a link, for the person it was made for."""
 
 _LARGEST, _SLOWEST_S = 16_384, 30.0
 _LONGEST_REASON = 500
@@ -63,7 +63,7 @@ class ApprovalPage:
     """
 
     def __init__(self, app: Antiphon, desk: Desk | None = None) -> None:
-        """*desk* says where approvals are decided, on a journal of the event loop (default: those of *app*)."""
+        """*desk* finds the approvals of a link, on an asynchronous journal (default: those of *app*)."""
         self._app = app
         self._fingerprints = fingerprints_of(app.config, app.store)
         self._desk = desk or self._own_desk
@@ -110,12 +110,12 @@ async def _here(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _on_a_thread(work: Coroutine[Any, Any, Any]) -> Any:
-    """The journal for threads must not hold up the event loop."""
+    """The synchronous journal must not block the event loop."""
     return await asyncio.to_thread(drive, work)
 
 
 def where(scope: Scope) -> str:
-    """How the audit log names a decision by link."""
+    """What the audit log calls a decision made by link."""
     client = scope.get("client")
     return f"signed link from {client[0] if client else 'an unknown address'}"
 
@@ -141,7 +141,7 @@ def _form(scope: Scope, body: bytes) -> dict[str, list[str]]:
 
 
 def _field(fields: dict[str, list[str]], name: str) -> str:
-    """The one value of a field; one that is given twice says nothing."""
+    """The value of a field; empty if it is missing or given twice."""
     values = fields.get(name, [])
     return values[0] if len(values) == 1 else ""
 
@@ -165,7 +165,7 @@ def _told(problem: Exception) -> tuple[int, bytes]:
 
 
 def _page(shown: dict[str, Any], link: Link, token: str) -> bytes:
-    """The call, and the form if nobody has decided yet."""
+    """The call, and the form unless somebody has decided."""
     state = str(shown["state"])
     facts = [
         ("Tool", shown["tool"]),

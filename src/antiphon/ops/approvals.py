@@ -1,8 +1,8 @@
-"""Deciding on calls that wait for a person: list, show, approve, deny, withdraw, and links that let somebody decide.
+"""Deciding on calls that await approval: list, show, approve, deny, withdraw, and links that let somebody decide.
 
-Written once for the host and the commands, as :class:`~antiphon.ops.admin.Admin` is. A decision replaces the record of
-the call by version, so that of two people one decides; then it goes to the audit log. Whether an approval or a link is
-over is decided by the store's clock, as everywhere: the machine of whoever decides may have another.
+Written once for the host and the commands, like :class:`~antiphon.ops.admin.Admin`. A decision replaces the call's
+record by version, so of two people only one decides; then it is audited. Whether an approval or a link has expired is
+decided by the store's clock, as everywhere: the clock of the machine that decides may differ.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ _UNSEEN: Final = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
     + "".join(map(chr, [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]))
 )
-"""Characters without a picture that count as printable: fillers, joiners, variation selectors."""
+"""Invisible characters that count as printable: fillers, joiners, variation selectors."""
 _LINK: Final = "approval link "
 _LINK_DIGITS, _LONGEST_TOKEN, _LONGEST_NAME = 32, 4096, 200
 _IS_PAGE: Final = re.compile(r"https?://[^/?#\s][^#\s]*", re.ASCII | re.IGNORECASE).fullmatch
 
 
 class SelfApproval(Refused):
-    """The asker may not approve its own call."""
+    """The requester may not approve its own call."""
 
     code = "self_approval"
 
 
 class AlreadyDecided(InvalidInput):
-    """Somebody has decided, or the time is over."""
+    """Somebody has already decided, or the approval has expired."""
 
     code = "approval_decided"
 
 
 class Link(NamedTuple):
-    """What a signed link says. Only whoever has the seal key of the store can make one.
+    """What a signed link contains. Only holders of the store's seal key can make one.
 
-    It is good for one approval with these arguments, for one person, until it is over or anybody has decided.
+    It is valid for one approval with these arguments, for one person, until the approval expires or somebody decides.
     """
 
     tenant: str
     approval: str
     digest: str
-    """What the approval is bound to: the beginning of its HMAC."""
+    """What the approval is bound to: a prefix of its HMAC."""
     expires_at_ms: int
     to: str
-    """Who decides with it."""
+    """The person who decides with it."""
     may: tuple[str, ...]
     """What it may be used for: ``approve``, ``deny`` or both."""
 
@@ -81,7 +81,7 @@ class Link(NamedTuple):
 
     @classmethod
     def read(cls, token: str, fingerprints: Fingerprints) -> Self:
-        """The link of a token; anything that was not signed here is refused before it is looked at."""
+        """The link of a token; a token that was not signed here is refused before its content is read."""
         said, _, signature = token.partition(".")
         try:
             if len(token) > _LONGEST_TOKEN or not fingerprints.signed(_LINK + said, signature):
@@ -107,7 +107,7 @@ class Approvals(Admin):
         self._url: str = app.config.approvals.url
 
     async def waiting(self, *, state: str = "waiting", tool: str = "", limit: int | None = 100) -> list[dict[str, Any]]:
-        """Approvals in one state (``all``: in any), the newest first; without *limit* all of them."""
+        """Approvals in one state (``all``: any), newest first; all of them without *limit*."""
         kept = await self._kept(tool)
         now = await self._now(kept[0][0]) if kept else 0
         found = [self._shown_approval(*one, now) for one in kept]
@@ -127,9 +127,9 @@ class Approvals(Admin):
         expires_in_s: float | None = None,
         url: str = "",
     ) -> dict[str, Any]:
-        """A signed link with which *to* decides on one approval: opening it shows the call, the form on it decides.
+        """A signed link with which *to* can decide on one approval: opening it shows the call, the form on it decides.
 
-        It is over with the approval, or after *expires_in_s*. *url*: where the page is (default: ``[approvals] url``).
+        It expires with the approval, or after *expires_in_s*. *url*: where the page is (default: ``[approvals] url``).
         """
         base = url or self._url
         if not base:
@@ -170,7 +170,7 @@ class Approvals(Admin):
         return {"id": asked.id, "url": place, "to": to, "may": list(made.may), "expiresAtMs": made.expires_at_ms}
 
     async def behind(self, link: Link) -> dict[str, Any]:
-        """The approval that a link is for; nothing is changed."""
+        """The approval that a link is for; changes nothing."""
         record, kept = await self._of_link(link)
         now = await self._now(record)
         shown = self._shown_approval(record, kept, now)
@@ -201,7 +201,7 @@ class Approvals(Admin):
             )
 
     async def decide(self, approval: str, verdict: str, *, reason: str = "", dry_run: bool = False) -> dict[str, Any]:
-        """Approve, deny or withdraw. A decision stands; an approval can be withdrawn until it is spent.
+        """Approve, deny or withdraw. A decision is final; an approval can be withdrawn until it is spent.
 
         *dry_run* makes every check and changes nothing.
         """
@@ -211,7 +211,7 @@ class Approvals(Admin):
     async def decide_all(
         self, approvals: Collection[str], verdict: str, *, reason: str = "", dry_run: bool = False
     ) -> dict[str, Any]:
-        """Decide on several alike; one that is refused does not stop the others."""
+        """Decide on several in the same way; one that is refused does not stop the others."""
         _check(verdict)
         found = {kept.approval.id: (record, kept) for record, kept in await self._kept()}
         decided, refused = [], []
@@ -272,7 +272,7 @@ class Approvals(Admin):
         return self._clock.now_ms() if there is None else there.now_ms
 
     async def _kept(self, tool: str = "") -> list[tuple[DedupeRecord, Kept]]:
-        """All approvals; they are kept among the records of failed calls."""
+        """All approvals; they are stored among the records of failed calls."""
         found: list[tuple[DedupeRecord, Kept]] = []
         before: Cursor | None = None
         while page := await self._journal.list(
@@ -320,11 +320,11 @@ class Approvals(Admin):
         }
 
     def _arguments_of(self, record: DedupeRecord, asked: Approval) -> str:
-        """The arguments as a person may see them: secrets masked."""
+        """The arguments as a person may see them, with secrets masked."""
         if not asked.arguments.startswith("s2."):
             return masked(asked.arguments.encode(), self._redactor, None)
         sealer = self._sealer()
-        with contextlib.suppress(StoreError):  # of another key, or damaged
+        with contextlib.suppress(StoreError):  # sealed with another key, or damaged
             if sealer is not None:
                 return masked(sealer.unseal(asked.arguments, context=record.key.encode()), self._redactor, None)
         return "(sealed: the seal key of the store is missing)"
@@ -336,16 +336,16 @@ def _check(verdict: str) -> None:
 
 
 class Desk:
-    """The approvals of one tenant for code without ``await``: what one person sees and decides.
+    """The approvals of one tenant for synchronous code: what one person sees and decides.
 
-    ``app.approvals("grace")`` makes it.
+    Made by ``app.approvals("grace")``.
     """
 
     def __init__(self, app: Antiphon, actor: str, where: str) -> None:
         self._inner = Approvals(app, actor=actor, where=where)
 
     def list(self, *, state: str = "waiting", tool: str = "", limit: int = 100) -> list[dict[str, Any]]:
-        """Approvals in one state (``all``: in any), the newest first."""
+        """Approvals in one state (``all``: any), newest first."""
         return drive(self._inner.waiting(state=state, tool=tool, limit=limit))
 
     def show(self, approval: str) -> dict[str, Any]:
@@ -357,7 +357,7 @@ class Desk:
         return drive(self._inner.decide(approval, verdict, reason=reason, dry_run=dry_run))
 
     def decide_all(self, approvals: Collection[str], verdict: str, **options: Any) -> dict[str, Any]:
-        """Decide on several alike; one that is refused does not stop the others."""
+        """Decide on several in the same way; one that is refused does not stop the others."""
         return drive(self._inner.decide_all(approvals, verdict, **options))
 
     def link(self, approval: str, *, to: str, **options: Any) -> dict[str, Any]:
@@ -366,7 +366,7 @@ class Desk:
 
 
 def visible(text: str) -> str:
-    """Text as a person can trust it: control, direction and invisible characters are written as escapes.
+    """Text that a person can trust: control, bidirectional and invisible characters are escaped.
 
     >>> visible("pay\\u202e001")
     'pay\\\\u202e001'

@@ -1,4 +1,4 @@
-"""Export and import of runs: ours, and those of other formats. A failed import leaves the store as it was."""
+"""Export and import of runs in our own and other formats. A failed import leaves the store unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BATCH = 200
 _BATCH_BYTES = 4 * 1024 * 1024
 _IMPORTING = "importing"
 INCOMPLETE = "incomplete"
-"""In the tags of an artifact that was made while work of its run went on."""
+"""In the tags of an artifact that was exported while its run was still doing work."""
 log: logging.Logger = logging.getLogger("antiphon.run")
 _DIGEST = "importedDigest"
 _MAX_FOREIGN = 256 * 1024 * 1024
@@ -47,13 +47,13 @@ _START = 4096
 
 
 def whole_events(app: Antiphon, run: str) -> Iterator[Event]:
-    """The events with their spilled payloads brought back: what a document that stands alone needs."""
+    """The events with their spilled payloads restored: what a self-contained document needs."""
     for event in events_of(app, run):
         yield _outside(whole(event, app.blobs, app.tenant))
 
 
 def _outside(event: Event) -> Event:
-    """The event as it may leave the store: without digests that were made from raw values (D36)."""
+    """The event as it may leave the store: without digests of raw values (D36)."""
     if OF_THE_STORE.isdisjoint(event.meta):
         return event
     meta = {name: value for name, value in event.meta.items() if name not in OF_THE_STORE}
@@ -64,9 +64,9 @@ def _outside(event: Event) -> Event:
 def export_run(
     app: Antiphon, manifest: RunManifest, path: Path, kind: Format | None = None, *, progress: Progress = silent
 ) -> int:
-    """Write the run to *path*, all of it or nothing; returns the number of bytes.
+    """Write the run to *path* atomically; returns the number of bytes.
 
-    An artifact that is already there passes its key on, so that a diff of both shows changes only.
+    If *path* holds an artifact, its key is kept, so that a diff of the two shows only real changes.
     """
     tags = {name: value for name, value in manifest.tags.items() if name != "owner"}  # a process of this machine
     if tags.pop(OPEN_TAG, None) is not None:
@@ -76,12 +76,12 @@ def export_run(
             tags[INCOMPLETE] = "work that the run started still goes on"
             log.warning("run %s is exported while work that it started goes on: it is marked incomplete", manifest.id)
     session = manifest.session
-    if session:  # as it was given it lives in the store only
+    if session:  # only the store has it unredacted
         session = app._redactor.redact(session, "session_id")
     manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags, session=session)
     kept = None if manifest.seal else app.keys.kept.get(manifest.id)
     if kept is not None and any(SEALED in event.meta for event in events_of(app, manifest.id)):
-        sealer = app.keys.wrapping()  # the store ends with this process: its key goes with the artifact
+        sealer = app.keys.wrapping()  # the store ends with this process, so its key goes with the artifact
         if sealer is not None:
             manifest = msgspec.structs.replace(manifest, seal=kept.wrap(sealer).to_wire())
 
@@ -98,7 +98,7 @@ def export_run(
 
 
 def _key_there(app: Antiphon, path: Path) -> RunKey | None:
-    """The key of the artifact at *path*, if there is one and its key can be opened here."""
+    """The key of the artifact at *path*, if there is one and its key can be unsealed here."""
     found = manifest_at(path)
     return None if found is None or not found.seal else RunKey.of(found, app.keys.opening())
 
@@ -124,7 +124,7 @@ def _export(
         there = found if keys is None else rekeyed(app, *keys, found)
         return progress(there, manifest.events or None, "exporting, events")
 
-    special = path.exists() and not path.is_file() and not path.is_dir()  # a pipe or a device keeps its place
+    special = path.exists() and not path.is_file() and not path.is_dir()  # a pipe or a device is not replaced
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     if special:
         partial = Path(tempfile.gettempdir()) / f".antiphon-{manifest.id}.{os.getpid()}.part"
@@ -151,7 +151,7 @@ def _export(
 
 
 def import_artifact(app: Antiphon, path: Path, *, progress: Progress = silent) -> RunManifest:
-    """Read an artifact into the store. The same artifact again is the same run; another of that id gets a new one."""
+    """Read an artifact into the store. Importing it again gives the same run; another run with its id gets a new id."""
     found = documents_in(app, path) or []
     if len(found) > 1:
         raise InvalidInput(
@@ -161,9 +161,9 @@ def import_artifact(app: Antiphon, path: Path, *, progress: Progress = silent) -
 
 
 def documents_in(app: Antiphon, path: Path, *, guess: bool = False) -> list[artifact.Document] | None:
-    """The runs of a file, whatever its format is; nothing is written.
+    """The runs of a file in any format; writes nothing.
 
-    One that was come across in a folder is a *guess*: ``None`` if it is in no format we know.
+    A file found in a folder is a *guess*: the result is ``None`` if no format matches.
     """
     told = _foreign(app, path)
     if told is not None:
@@ -176,7 +176,7 @@ def documents_in(app: Antiphon, path: Path, *, guess: bool = False) -> list[arti
 
 
 def completeness_of(document: artifact.Document) -> dict[str, Any] | None:
-    """How much of a run its format told; ``None`` for formats that tell all of it."""
+    """How much of a run its format told; ``None`` for formats that tell everything."""
     for event in document.events() if document.foreign else ():
         if event.type == "import" and isinstance(event.payload.get("completeness"), dict):
             return dict(event.payload["completeness"])
@@ -184,16 +184,16 @@ def completeness_of(document: artifact.Document) -> dict[str, Any] | None:
 
 
 class ImportResult:
-    """What came of several files."""
+    """The result of importing several files."""
 
     def __init__(self) -> None:
         self.runs: list[dict[str, Any]] = []
         self.failed: list[tuple[str, AntiphonError]] = []
         self.skipped: list[str] = []
-        """Files of a folder that are in no format we know."""
+        """Files in a folder whose format is unknown."""
 
     def completeness(self) -> dict[str, Any] | None:
-        """Of all runs whose format tells less than ours; several files may tell of one."""
+        """Over all runs whose format tells less than ours; several files may describe the same run."""
         told = {one["run"]: one["completeness"] for one in self.runs if "completeness" in one}
         return {**together(list(told.values())), "runs": len(told)} if told else None
 
@@ -213,7 +213,7 @@ class ImportResult:
 def import_all(
     app: Antiphon, names: Sequence[str], *, dry_run: bool = False, progress: Progress = silent
 ) -> ImportResult:
-    """Read files, what is below folders, and artifacts of the bucket; what fails is told, and the rest is read."""
+    """Import files, folders recursively, and artifacts of the bucket; failures are reported, the rest is imported."""
     done = ImportResult()
     many: list[tuple[str, bool]] = []
     for name in names:
@@ -235,7 +235,7 @@ def import_all(
 def _is_folder(name: str) -> bool:
     try:
         return Path(name).is_dir()
-    except OSError:  # no name of a file at all
+    except OSError:  # cannot be a file name
         return False
 
 
@@ -266,12 +266,12 @@ def _told(name: str, manifest: RunManifest, completeness: Any) -> dict[str, Any]
 
 
 def open_recording(app: Antiphon, wanted: Any, *, masked: bool = False) -> Recording:
-    """The recording behind whatever names it; an artifact is imported first. *masked* leaves its originals sealed."""
+    """The recording that *wanted* names; an artifact is imported first. With *masked* its originals stay sealed."""
     return load_recording(app, open_run(app, wanted), unseal=not masked)
 
 
 def open_run(app: Antiphon, wanted: Any, *, progress: Progress = silent) -> RunManifest:
-    """The run that *wanted* names: one in the store, or an artifact in a file or the bucket, which is imported."""
+    """The run that *wanted* names: in the store, or an artifact in a file or the bucket, which is imported."""
     if isinstance(wanted, Run):
         return find_run(app, wanted.id)
     if wanted is None:
@@ -296,7 +296,7 @@ def open_run(app: Antiphon, wanted: Any, *, progress: Progress = silent) -> RunM
 
 
 _ODD = (TypeError, ValueError, LookupError, AttributeError)
-"""What the readers of other formats meet where a value is none that its format knows."""
+"""The errors that readers of other formats raise on malformed values."""
 
 
 def _odd(path: Path, error: Exception) -> ArtifactError:
@@ -304,9 +304,9 @@ def _odd(path: Path, error: Exception) -> ArtifactError:
 
 
 def _checked(app: Antiphon, told: Told, path: Path) -> artifact.Document:
-    """A run of another format; checked like an artifact of our own."""
+    """A run in another format, checked like our own artifacts."""
     manifest = told.manifest
-    if app._redactor.redact(manifest.id) != manifest.id:  # ids are not masked: one with a secret is not kept
+    if app._redactor.redact(manifest.id) != manifest.id:  # ids are not masked: replace one that contains a secret
         manifest = msgspec.structs.replace(manifest, id=hashed_id(manifest.id, manifest.tags["imported"]))
     seal = artifact.Seal(manifest)
     events = []
@@ -320,11 +320,11 @@ def _checked(app: Antiphon, told: Told, path: Path) -> artifact.Document:
 
 _MARKS = (b'"kurral_id"', b'"ATIF-v', b'"resourceSpans"')
 _LOOSE = (".json", ".jsonl")
-"""Files that may be in any format: their first bytes need not tell."""
+"""Files in any format: their first bytes need not identify it."""
 
 
 def _foreign(app: Antiphon, path: Path) -> list[Told] | None:
-    """The runs of a file in another format, whatever it is called; ``None`` if it is not in one."""
+    """The runs of a file in another format, whatever its name; ``None`` if no format matches."""
     named = path.suffix == ".kurral"
     try:
         size = path.stat().st_size
@@ -368,12 +368,12 @@ def _foreign(app: Antiphon, path: Path) -> list[Told] | None:
 
 
 def _is_marked(start: bytes) -> bool:
-    """Whether the beginning of a file says that it is in another format; ours says what it is in its first lines."""
+    """Whether the start of a file shows another format; ours identifies itself in its first lines."""
     return any(mark in start for mark in _MARKS) and b'"format": "antiphon"' not in start
 
 
 def _documents(data: bytes) -> list[Any]:
-    """The document of a file, or those of its lines: collectors write one export a line."""
+    """The document of a file, or one per line: collectors write one export per line."""
     try:
         return [strict_loads(data)]
     except BadJson:
@@ -390,7 +390,7 @@ def _documents(data: bytes) -> list[Any]:
 
 
 class _Import(NamedTuple):
-    """Brings a checked document into the store: all of it, or nothing."""
+    """Imports a checked document into the store atomically."""
 
     app: Antiphon
     document: artifact.Document
@@ -398,7 +398,7 @@ class _Import(NamedTuple):
 
     def store(self) -> RunManifest:
         run_id = self.document.manifest.id
-        if is_reserved(run_id):  # whoever writes a file must not write what the host or operators believe
+        if is_reserved(run_id):  # whoever writes the file must not forge the logs of the host or the operators
             run_id = f"imported-{run_id[:180]}"
         found = self._same(run_id)
         if isinstance(found, RunManifest):
@@ -415,14 +415,14 @@ class _Import(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """What tells this document from others; of one that was edited the manifest counts, too."""
+        """Identifies this document; for an edited one the manifest counts too."""
         document = self.document
         if not document.altered:
             return document.digest
         return artifact.digest([document.digest, document.manifest.to_wire()])
 
     def _same(self, run_id: str) -> RunManifest | Literal["free", "taken"]:
-        """The run of this id if it is this very artifact; else whether the id can be used."""
+        """The run with this id if it came from this very artifact; else whether the id is free."""
         app = self.app
         there = app.journal.manifest(run_id)
         if there is None:
@@ -432,7 +432,7 @@ class _Import(NamedTuple):
         if _IMPORTING in there.tags:
             if not certainly_dead(there.tags.get("owner", "")):
                 return "taken"
-            app.journal.delete_run(run_id)  # an import that was killed
+            app.journal.delete_run(run_id)  # from an import that was killed
             return "free"
         if there.tags.get(_DIGEST) == self.digest:
             return there

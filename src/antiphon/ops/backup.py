@@ -1,7 +1,7 @@
-"""A copy of all local state, taken while it is in use, and putting it back.
+"""Back up all local state while it is in use, and restore it.
 
 The database first, then the blobs: records and events refer to blobs, never the other way round. The seal key is not
-part of a backup: who has both can read what was sealed. It is copied elsewhere, if the operator says where.
+part of a backup: whoever has both can read what was sealed. It is copied elsewhere if the operator says where.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ FORM = 1
 MANIFEST = "backup.json"
 DATABASES = "databases"
 FOLDERS = ("blobs", "outbox")
-"""Of the state folder: large payloads, and what waits for the bucket."""
+"""Parts of the state folder: large payloads, and what waits for the bucket."""
 _UNFINISHED = ".restore-"
 
 
 class Manifest(TypedDict):
-    """What a backup says of itself."""
+    """A backup's manifest."""
 
     antiphonBackup: int
     version: str
@@ -96,7 +96,7 @@ def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progres
         _write_private(copied, key_file.read_bytes())
     partial = target / f"{MANIFEST}.part"
     _write_private(partial, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
-    partial.replace(target / MANIFEST)  # last: a backup without it was broken off
+    partial.replace(target / MANIFEST)  # written last: a backup without it is incomplete
     size = sum((target / name).stat().st_size for name in files)
     return {
         "folder": str(target),
@@ -109,7 +109,7 @@ def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progres
 
 
 def copy_database(source: Path, target: Path) -> str:
-    """One consistent copy of a database that is in use: no writer waits for it, and none is seen halfway.
+    """Write one consistent copy of a database in use: it blocks no writer and sees no partial transaction.
 
     Returns its digest.
     """
@@ -123,7 +123,7 @@ def copy_database(source: Path, target: Path) -> str:
             contextlib.closing(sqlite3.connect(target)) as writer,
         ):
             reader.backup(writer)
-            writer.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the original needs beside it
+            writer.execute("PRAGMA journal_mode = DELETE")  # a single file, whatever side files the original has
             (found,) = writer.execute("PRAGMA quick_check").fetchone()
     except sqlite3.Error as error:
         raise StoreError(f"The database {source} cannot be copied: {error}.", hint="Run: antiphon doctor") from error
@@ -156,7 +156,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path, *, progress: Progress = silent) -> Manifest:
-    """Check that every file of a backup is there and unchanged; its manifest."""
+    """Check that every file of a backup is present and unchanged; returns its manifest."""
     manifest = read_manifest(folder)
     each(lambda file: _check(folder, *file), manifest["files"].items(), progress, "checking, files")
     return manifest
@@ -175,7 +175,7 @@ def _check(folder: Path, name: str, digest: str) -> None:
 def restore(
     app: Antiphon, folder: Path, *, seal_key: Path | None = None, force: bool = False, progress: Progress = silent
 ) -> dict[str, Any]:
-    """Put a backup in place of what the configuration names. What is there is moved aside, never deleted."""
+    """Restore a backup to where the configuration points. Existing files are moved aside, never deleted."""
     targets = databases_of(app)
     manifest = verify(folder, progress=progress)
     copies = sorted(name for name in manifest["files"] if name.startswith(f"{DATABASES}/"))
@@ -202,12 +202,12 @@ def restore(
             hint="Give its file: --seal-key FILE. Without it they cannot be read: --force restores the rest.",
         )
     with _exclusively(there):
-        pass  # nobody writes at this moment; the operator has stopped the rest
+        pass  # no write is in progress; the operator has stopped everything else
     sources = {target.resolve(): folder / name for target, name in zip(targets, copies, strict=True)}
     waited: list[str] = []
     for name, digest in manifest["files"].items():
         if name.startswith(f"{OUTBOX}/"):
-            waited.append(name)  # the bucket may have a later one
+            waited.append(name)  # the bucket may have a newer one
         elif Path(name).parts[0] in FOLDERS and not _is_whole(home() / name, digest):
             sources[home() / name] = folder / name
     if seal_key is not None and key_file is not None:
@@ -231,10 +231,10 @@ def restore(
 
 
 def _is_whole(payload: Path, digest: str) -> bool:
-    """Whether a payload is there and is that of the backup, or at least what its name says: its own digest."""
+    """Whether a payload is present and is the one of the backup, or at least matches its own digest in its name."""
     try:
         found = _digest(payload)
-    except OSError:  # not there, or its disk is damaged
+    except OSError:  # missing, or its disk is damaged
         return False
     return found == digest or found.startswith(payload.name)
 
@@ -252,7 +252,7 @@ def _exclusively(databases: list[Path]) -> Iterator[None]:
         for database in databases:
             connection = held.enter_context(contextlib.closing(sqlite3.connect(database, timeout=2)))
             with contextlib.suppress(sqlite3.Error):
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # one file, which is replaced in one step
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # leaves one file, replaceable atomically
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.DatabaseError as error:
@@ -264,13 +264,13 @@ def _exclusively(databases: list[Path]) -> Iterator[None]:
 
 
 def _replace_all(sources: dict[Path, Path], stamp: str, progress: Progress) -> list[str]:
-    """Put a copy of each source in the place of its target, all or none. What is there is kept aside; returns where.
+    """Replace each target by a copy of its source, all or none. Old files are kept aside; returns where.
 
-    All copies are complete before the first target is replaced, and a target is replaced in one step. So a process that
-    is killed leaves every file whole, the old one or the new one.
+    All copies are complete before the first target is replaced, and each target is replaced atomically. So a process
+    that is killed leaves every file whole, either old or new.
     """
     for parent in {target.parent for target in sources}:
-        for left in parent.glob(f"{_UNFINISHED}*"):  # of a restore that was killed
+        for left in parent.glob(f"{_UNFINISHED}*"):  # from a restore that was killed
             left.unlink(missing_ok=True)
     with contextlib.ExitStack() as undo:
         ready: dict[Path, Path] = {}
@@ -288,8 +288,8 @@ def _replace_all(sources: dict[Path, Path], stamp: str, progress: Progress) -> l
 
 
 def _replace(target: Path, copy: Path, stamp: str, undo: contextlib.ExitStack) -> list[str]:
-    """Replace one file by its copy, and tell *undo* how it was; returns where the old one is kept."""
-    # What is not hidden in a folder of payloads would be taken for one, and sent to the bucket.
+    """Replace one file by its copy, and record in *undo* how to revert it; returns where the old one is kept."""
+    # Unless it is hidden, a file in a folder of payloads would be taken for one and sent to the bucket.
     hidden = "." if any(home() / folder in target.parents for folder in FOLDERS) else ""
     aside = target.with_name(f"{hidden}{target.name}.{stamp}")
     there = target.exists()
@@ -298,7 +298,7 @@ def _replace(target: Path, copy: Path, stamp: str, undo: contextlib.ExitStack) -
         undo.callback(_put_back, aside, target)
     else:
         undo.callback(target.unlink, missing_ok=True)
-    for suffix in ("-wal", "-shm"):  # of a database that was not closed: they would spoil the new one
+    for suffix in ("-wal", "-shm"):  # of a database that was not closed: they would corrupt the new one
         old = target.with_name(target.name + suffix)
         if old.exists():
             undo.callback(_put_back, old.rename(f"{aside}{suffix}"), old)
@@ -308,11 +308,11 @@ def _replace(target: Path, copy: Path, stamp: str, undo: contextlib.ExitStack) -
 
 def _put_back(aside: Path, target: Path) -> None:
     aside.replace(target)
-    aside.unlink(missing_ok=True)  # replace() leaves both names if they are one file
+    aside.unlink(missing_ok=True)  # replace() keeps both names if they are the same file
 
 
 def _copy_beside(source: Path, target: Path) -> Path:
-    """A complete copy in the folder of *target*, of the time of its source, for the user who owns what is there."""
+    """A complete copy next to *target*, with its source's timestamps, owned by the owner of the existing file."""
     _make_folder(target.parent)
     descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=target.parent)
     try:
@@ -330,7 +330,7 @@ def _copy_beside(source: Path, target: Path) -> Path:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make it for this user alone; root makes it for the user who owns the folder above."""
+    """Create it for this user only; root creates it for the owner of the parent folder."""
     if folder.is_dir():
         return
     _make_folder(folder.parent)
@@ -339,7 +339,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _copy_tree(source: Path, target: Path, name: str, progress: Progress) -> dict[str, str]:
-    """Copy files that never change once they are there; those that vanish meanwhile have been sent or collected."""
+    """Copy files that never change once written; those that vanish meanwhile were sent or collected."""
     files: dict[str, str] = {}
     paths = [file for file in sorted(source.rglob("*")) if not file.name.startswith(".") and file.is_file()]
 

@@ -22,7 +22,7 @@ _PARTS = 6
 
 
 class Stored(NamedTuple):
-    """An artifact in the bucket, as its name tells of it."""
+    """An artifact in the bucket, as its name describes it."""
 
     name: str
     """Below the configured prefix."""
@@ -55,7 +55,7 @@ def address_of(app: Antiphon, name: str = "") -> str:
 
 
 def stored_runs(app: Antiphon, below: str = "") -> Iterator[Stored]:
-    """The artifacts of this tenant; with *below*, an address or a part of one, those under it."""
+    """The artifacts of this tenant; with *below* (an address or part of one), only those under it."""
     start = _name(app, below) if below else f"{part_of(app.tenant)}/"
     for name in objects_of(app.config.artifacts).names(_folder(start)):
         parts = name.split("/")
@@ -66,7 +66,7 @@ def stored_runs(app: Antiphon, below: str = "") -> Iterator[Stored]:
 
 
 def find(app: Antiphon, wanted: str) -> Stored | None:
-    """The artifact of the run *wanted*, an id or a unique prefix of one; ours before ``.kurral``."""
+    """The artifact of the run *wanted* (an id or unique prefix); our format before ``.kurral``."""
     fitting: dict[str, Stored] = {}
     for found in stored_runs(app):
         if found.run.startswith(wanted) and (found.run not in fitting or found.name.endswith(_SUFFIXES[0])):
@@ -83,7 +83,7 @@ def find(app: Antiphon, wanted: str) -> Stored | None:
 
 @contextmanager
 def fetched(app: Antiphon, address: str) -> Iterator[Path]:
-    """The object at *address* as a file that is gone afterwards."""
+    """The object at *address* as a temporary file."""
     name = _name(app, address)
     with tempfile.TemporaryDirectory(prefix="antiphon-") as folder:
         yield download(app, name, Path(folder))
@@ -97,7 +97,7 @@ def download(app: Antiphon, name: str, folder: Path) -> Path:
         raise NotFound(
             f"There is no {address_of(app, name)}.", hint="List what is there: antiphon runs --bucket"
         ) from None
-    own = folder / hashlib.sha256(name.encode()).hexdigest()[:16]  # two folders may hold artifacts of one name
+    own = folder / hashlib.sha256(name.encode()).hexdigest()[:16]  # two folders may hold artifacts of the same name
     own.mkdir(exist_ok=True)
     path = own / PurePosixPath(name).name
     path.write_bytes(content)
@@ -105,7 +105,7 @@ def download(app: Antiphon, name: str, folder: Path) -> Path:
 
 
 def part_of(text: str) -> str:
-    """Any text as one part of a path."""
+    """Any text as one path segment."""
     quoted = quote(text, safe=" ") or "_"
     if len(quoted) > _LONGEST:
         quoted = f"{quoted[: _LONGEST - 20]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -117,7 +117,7 @@ def _folder(start: str) -> str:
 
 
 def _name(app: Antiphon, address: str) -> str:
-    """The name below the configured prefix; nothing outside the bucket, and nothing of another tenant, is read."""
+    """The name below the configured prefix; nothing outside the bucket and nothing of another tenant is read."""
     if not is_remote(app):
         raise InvalidInput(
             f"{address} cannot be read: no bucket is configured.",

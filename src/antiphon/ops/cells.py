@@ -1,7 +1,7 @@
 """One cell of a matrix: a recorded run replayed with one variant. It is a guarded call, so it is paid for once.
 
-What goes to a worker is plain data; recordings are read from the store. A cell that was interrupted is taken over and
-goes on in the same run: what its models had answered is not asked again.
+Workers get plain data and read recordings from the store. A cell that was interrupted is taken over and continues in
+the same run: requests its models had answered are not sent again.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from antiphon.ops.replay import replay
 from antiphon.ops.reports import LazyEmbedder
 
 Work = dict[str, Any]
-"""A cell on its way to a worker, as JSON."""
+"""A cell as sent to a worker, as JSON."""
 Row = dict[str, Any]
-"""What came of a cell, as JSON."""
+"""The result of a cell, as JSON."""
 
 HELD = "held"
-"""The status of a cell that another process works on."""
+"""The status of a cell that another process is working on."""
 SPENT = ("calls", "withoutUsage", "inputTokens", "outputTokens", "cost")
-"""The fields of a row that tell what its models were asked for."""
+"""The fields of a row that say how much its models were used."""
 _NAME, _NAMESPACE = "cell", "matrix"
 _LEASE_MS = 30_000
 _REASONS, _LONG = 3, 300
 
 
 class ModelFailed(AntiphonError):
-    """The model could not be asked: this says nothing about the variant, and the cell is tried again."""
+    """The model could not be asked: this says nothing about the variant, and the cell is retried."""
 
     code = "model_failed"
 
 
 def digest_of(*parts: Any) -> str:
-    """One name for plain data."""
+    """A digest that names plain data."""
     return hashlib.sha256(canonical_json(list(parts))).hexdigest()
 
 
 def run_of(source: str, key: str) -> str:
-    """The id of a cell's own run: the same whoever begins or takes over the cell, beside its source in lists."""
+    """The id of a cell's own run: the same for whoever starts or takes over the cell; sorts next to its source."""
     marks = (8, 13, 18, 23)
     head = source[:14] if len(source) == 36 and all(source[at] == "-" for at in marks) else f"{key[:8]}-{key[8:12]}-"
     return f"{head}7{key[12:15]}-8{key[15:18]}-{key[18:30]}"
@@ -70,12 +70,12 @@ def _code(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def perform(batch: Sequence[Work], app: Antiphon | None = None) -> list[Row]:
-    """Do the cells of a batch, one after the other; a cell that cannot be done is a row that says why."""
+    """Compute the cells of a batch in turn; a cell that fails becomes a row that says why."""
     return [_perform(work, app) for work in batch]
 
 
 def perform_in_engine(batch: Sequence[Work]) -> list[Row]:
-    """The same in a worker of an engine, whose own threads go on while a replay runs."""
+    """The same in a worker of an engine whose own threads keep running during a replay."""
     if not _lineage.engine_threads:
         me = threading.current_thread()
         _lineage.engine_threads.update(one for one in threading.enumerate() if one is not me)
@@ -106,7 +106,7 @@ def _app(config: str | None, tenant: str, workspace: str) -> Antiphon:
 
 
 def _guarded(app: Antiphon, work: Work) -> Row:
-    """Through the gateway: claimed under the cell's key, taken over when its process is gone, answered when done."""
+    """Through the gateway: claimed under the cell's key, taken over when its process has died, reused when done."""
     if app.store.url != work["store"]:
         raise InvalidInput(
             f"The worker uses the store {app.store.url}, the matrix is in {work['store']}.",
@@ -148,7 +148,7 @@ def _guarded(app: Antiphon, work: Work) -> Row:
 
 
 def _check_settings(app: Antiphon, wanted: Mapping[str, Any]) -> None:
-    """Refuse, before a model is asked, to judge a cell by other settings than the rest of its matrix."""
+    """Refuse, before a model is asked, to score a cell with other settings than the rest of its matrix."""
     if wanted["embedder"] == "minilm":
         require_model(model_folder())
     here = app.config.replay
@@ -162,12 +162,12 @@ def _check_settings(app: Antiphon, wanted: Mapping[str, Any]) -> None:
 
 
 _now: dict[str, Work] = {}
-"""Cells that this process works on; the claim knows them by their key alone."""
+"""Cells that this process is working on; the claim knows only their key."""
 _gateways: dict[int, tuple[Antiphon, Gateway]] = {}
 
 
 def _gateway(app: Antiphon) -> Gateway:
-    """A gateway of our own on the same store: the cell is no tool of the agent."""
+    """A separate gateway on the same store: the cell is not one of the agent's tools."""
     known = _gateways.get(id(app))
     if known is not None:
         return known[1]
@@ -206,7 +206,7 @@ def _replayed(app: Antiphon, work: Work) -> Row:
     )
     data = report.to_wire()
     spent = data["spent"]
-    if data["unanswered"]:  # whatever the agent made of it
+    if data["unanswered"]:  # whatever the agent raised
         raise ModelFailed(f"The model could not be asked: {data['unanswered'][0]}"[:_LONG])
     return {
         "status": report.verdict,
@@ -220,14 +220,14 @@ def _replayed(app: Antiphon, work: Work) -> Row:
     }
 
 
-# -- functions that have no name: for a matrix in this process ---------------------------------------------------------
+# -- functions without a name: for a matrix in this process ------------------------------------------------------------
 
 _HERE = "here:"
 _given: dict[str, Callable[..., Any]] = {}
 
 
 def named(function: str | Callable[..., Any]) -> str:
-    """How a cell names a function: its target, or for one of this process a name that only this process knows."""
+    """How a cell names a function: by its target, or by a name that only this process knows."""
     if isinstance(function, str):
         return function
     name = f"{_HERE}{digest_of(_code(function), getattr(function, '__qualname__', ''))[:16]}"
@@ -242,7 +242,7 @@ def resolve(target: str) -> Callable[..., Any]:
 
 @functools.cache
 def _loaded(target: str, folder: Path) -> Callable[..., Any]:
-    """A module is loaded once in a process; to find that out for each cell takes longer than its claim."""
+    """Cached: a process loads a module once, and finding that out for each cell takes longer than its claim."""
     return load_entry(target)
 
 

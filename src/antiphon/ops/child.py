@@ -1,7 +1,7 @@
-"""Replays in child processes: how such a process ends, exit handlers and finalizers included, is part of the verdict.
+"""Replays in child processes: how such a process ends, including exit handlers and finalizers, is part of the verdict.
 
-The child is a fork of a process that was started for one command, so it costs nothing to start and may be left in the
-ordinary way. In a process that does other things as well, replays run where they are asked for.
+The child is forked from a process that was started for one command, so it starts cheaply and may exit normally. In a
+process that does other things as well, replays run in that process.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from antiphon._lineage import Replay
 from antiphon.errors import AntiphonError
 
 PATIENCE_S = 30.0
-"""So long may a process take to end when its replays have ended."""
+"""How long a process may take to end after its replays have ended."""
 INTERRUPTED_S = 5.0
-"""So long may it take when a person has interrupted the command."""
+"""How long it may take after a person has interrupted the command."""
 
 Send = Callable[[dict[str, Any]], None]
 
 
 class Left(SystemExit):
-    """Takes a child to its end; nobody reports it."""
+    """Ends a child silently; nobody reports it."""
 
 
 class Child:
@@ -44,13 +44,13 @@ class Child:
         self.code: int | None = None
         self.overdue: float | None = None
         self.left: dict[tuple[str, str], dict[str, Any]] = {}
-        """What its replays have not done yet and their recordings did after their end, by run and lane."""
+        """What its replays had not yet done and their recordings did after their end, by run and lane."""
         self.cuts_off: bool = False
-        """Whether work went on that its end has cut off."""
+        """Whether its end cut off work that was still running."""
         self._rest = b""
 
     def read(self) -> list[dict[str, Any]] | None:
-        """What came; ``None`` at the end."""
+        """What arrived; ``None`` at the end."""
         data = os.read(self.pipe, 1 << 16)
         if not data:
             return None
@@ -58,7 +58,7 @@ class Child:
         return [orjson.loads(line) for line in lines]
 
     def notes(self, message: dict[str, Any]) -> bool:
-        """Keep what a message says about the process itself; false for others."""
+        """Store what a message says about the process itself; false for other messages."""
         if "done" in message:
             self.overdue = time.monotonic() + PATIENCE_S
         elif "left" in message:
@@ -72,7 +72,7 @@ class Child:
         return True
 
     def missing(self) -> Iterator[dict[str, Any]]:
-        """What has not come by its end."""
+        """What had not arrived when it ended."""
         for (run, _), message in self.left.items():
             if message["certain"] or not self.cuts_off:
                 yield {"missing": message["left"], "run": run}
@@ -85,11 +85,11 @@ class Child:
 
 
 def in_children(works: Sequence[Callable[[Send], None]], *, quiet: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Run each of *works* in a process of its own; what they send comes as it is sent, with the number of the work.
+    """Run each of *works* in its own process; yields what they send as it arrives, with the number of the work.
 
-    ``{"late": what, "run": id}`` tells what was refused after the end of a replay, ``{"missing": what, "run": id}``
-    what its recording has there and did not come, ``{"ended": code}`` that a process is gone. With *quiet* what the
-    code prints goes to standard error. After Ctrl-C nothing more comes but a KeyboardInterrupt, once they have ended.
+    ``{"late": what, "run": id}`` reports what was refused after the end of a replay, ``{"missing": what, "run": id}``
+    what its recording has there and did not happen, ``{"ended": code}`` the exit of a process. With *quiet*, output of
+    the code goes to standard error. After Ctrl-C nothing follows but a KeyboardInterrupt, once they have ended.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -97,7 +97,7 @@ def in_children(works: Sequence[Callable[[Send], None]], *, quiet: bool) -> Iter
     before, leave_by = signal.getsignal(signal.SIGINT), float("inf")
 
     def interrupt(number: int, frame: Any) -> None:
-        """The terminal tells the children itself. A second time nobody waits for them."""
+        """The terminal signals the children itself. On a second Ctrl-C nobody waits for them."""
         nonlocal leave_by
         leave_by = time.monotonic() + INTERRUPTED_S
         signal.signal(signal.SIGINT, before)
@@ -116,7 +116,7 @@ def in_children(works: Sequence[Callable[[Send], None]], *, quiet: bool) -> Iter
                         ready.unregister(child.pipe)
                         code = child.wait()
                         messages = [*(child.missing() if code == 0 else ()), {"ended": code}]
-                    if leave_by < float("inf"):  # code that was interrupted tells nothing
+                    if leave_by < float("inf"):  # interrupted code reports nothing
                         continue
                     for message in messages:
                         if not child.notes(message):
@@ -148,7 +148,7 @@ def _fork(number: int, work: Callable[[Send], None], quiet: bool) -> Child:
 
 
 def cuts_off() -> bool:
-    """Whether work goes on that the end of this process will cut off."""
+    """Whether the end of this process will cut off work that is still running."""
     return any(thread.daemon and not thread.name.startswith("antiphon") for thread in threading.enumerate())
 
 
@@ -183,12 +183,12 @@ def _be_child(work: Callable[[Send], None], pipe: int, quiet: bool) -> NoReturn:
     atexit.register(ends)
     try:
         work(send)
-    except AntiphonError:  # told as the command tells its errors
+    except AntiphonError:  # reported as the command reports its errors
         send({"failed": True})
         sys.stdout.flush()
         os.dup2(output, 1)
         raise
-    except KeyboardInterrupt:  # told by the parent
+    except KeyboardInterrupt:  # reported by the parent
         raise Left(128 + signal.SIGINT) from None
     hold_process()
     send({"done": True})

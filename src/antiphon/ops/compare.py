@@ -19,8 +19,9 @@ def compare(
 ) -> dict[str, Any]:
     """What differs between two runs, with masks in place of secrets.
 
-    Ids and times that a provider gives each response anew are left out, unless *every* asks for them; ``hiddenIds``
-    says how many there were. A strict replay keeps no calls of its own: beside its recording stands where it diverged.
+    Ids and times that a provider generates for each response are left out unless *every* includes them; ``hiddenIds``
+    says how many there were. A strict replay stores no calls of its own: its side shows where it diverged from the
+    recording.
     """
     kept: Mapping[str, Any] = right.manifest.replay or {}
     of_this = right.manifest.source_run == left.manifest.id
@@ -40,7 +41,7 @@ def compare(
 
 
 def _strict(app: Antiphon, left: Recording, right: Recording, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """A strict replay by what it kept: its divergences, and the calls up to the first one of their lane."""
+    """A strict replay from what it stored: its divergences, and the calls before the first one in each lane."""
     recording = load_recording(app, left.manifest, shown=True)
     kind = "replay.diverged"
     told = [event for event in map(viewed, events_of(app, right.manifest.id)) if event.type == kind]
@@ -70,7 +71,7 @@ def _strict(app: Antiphon, left: Recording, right: Recording, kept: Mapping[str,
     }
 
 
-# -- what is not a difference ----------------------------------------------------------------------------------------
+# -- expected differences --------------------------------------------------------------------------------------------
 
 _ISSUED = (
     "id tool_call_id call_id toolCallId callId created created_at createTime system_fingerprint responseId".split()
@@ -79,7 +80,7 @@ _ISSUED_PATH = re.compile(rf"(?:^|[.\]])(?:{'|'.join(_ISSUED)})$")
 
 
 def _without_ids(data: dict[str, Any]) -> int:
-    """Take out what a provider gives each response anew (ids, times); how many there were."""
+    """Remove what a provider generates for each response (ids, times); returns how many there were."""
     ids = 0
     for side in ("timelineA", "timelineB"):
         data[side] = [_lasting(call) if call.get("kind") == "llm" else call for call in data[side]]

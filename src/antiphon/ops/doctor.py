@@ -1,4 +1,4 @@
-"""What ``antiphon doctor`` looks at, and what a recording that has just been made may lack."""
+"""What ``antiphon doctor`` checks, and what a fresh recording may lack."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _found(level: str, check: str, message: str, hint: str = "", **more: Any) ->
 
 
 def grouped(findings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The findings by check, each with its worst level; a check is as bad as the worst that it found."""
+    """The findings by check, each with its worst level."""
     checks: dict[str, dict[str, Any]] = {}
     for finding in findings:
         group = checks.setdefault(finding["check"], {"level": finding["level"], "findings": []})
@@ -58,7 +58,7 @@ def grouped(findings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def examine(app: Antiphon, entry: str | None = None) -> list[dict[str, Any]]:
-    """Every finding; ``error`` means broken, ``warning`` wants a person, ``note`` is a limit to know."""
+    """Every finding; ``error`` means broken, ``warning`` needs a person, ``note`` is a limit to know about."""
     checks: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
         "store": lambda: _store(app),
         "recordings": lambda: _originals(app),
@@ -96,7 +96,7 @@ def _store(app: Antiphon) -> Iterator[dict[str, Any]]:
 
 
 def _trial(app: Antiphon) -> Iterator[dict[str, Any]]:
-    """Whether the store takes claims, those of safety-critical calls too: make one, and take it back."""
+    """Whether the store accepts claims, including those of safety-critical calls: make one, then release it."""
     token = secrets.token_hex(8)
     template = ClaimTemplate(
         tool="antiphon/doctor", session="", actor="", ttl_ms=1000, lease_ms=1000, owner=owner_token(), tenant=TRIAL
@@ -131,7 +131,7 @@ def _originals(app: Antiphon) -> Iterator[dict[str, Any]]:
 
 
 def _server(url: str, facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What one server says of itself, and what weakens the guarantees there."""
+    """What one server reports about itself, and what weakens the guarantees there."""
     where = url or str(facts.get("url", facts.get("store", "")))
     about = " ".join(str(facts[name]) for name in ("server", "version") if name in facts)
     durable = "durable" if facts.get("durable") else "not durable"
@@ -182,7 +182,7 @@ def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
 
 
 def _whose(app: Antiphon, numbers: Mapping[str, int]) -> tuple[str, str]:
-    """How many each tenant has, and the option that names one; nothing where only the application's own has some."""
+    """How many each tenant has, and the option that selects one; empty if it is only the application's own tenant."""
     if list(numbers) == [app.tenant]:
         return "", ""
     tenants = ", ".join(f"{tenant}: {number}" for tenant, number in numbers.items())
@@ -257,7 +257,7 @@ def _limits() -> Iterator[dict[str, Any]]:
         yield _found("warning", "switches", "TOOL_RELIABILITY_ENABLED is off: calls are not guarded")
 
 
-# -- a recording: no call at all, an SDK without its adapter, a client that was made without it -----------------------
+# -- a recording: no calls at all, an SDK without its adapter, a client that was created without it -------------------
 
 SDKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "openai": ("sdk", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI")),
@@ -265,11 +265,11 @@ SDKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "google.genai": ("google", ("Client",)),
     "litellm": ("httpx", ()),
 }
-"""Modules of SDKs, the adapter of each, and the classes of its clients."""
+"""Modules of SDKs, the adapter of each, and its client classes."""
 
 
 def _is_wrapped(client: Any) -> bool:
-    """Whether a client of an SDK sends through a transport of ours."""
+    """Whether a client of an SDK sends through one of our transports."""
     transport = getattr(getattr(client, "_client", None), "_transport", None)
     return type(transport).__module__.partition(".")[0] == "antiphon"
 

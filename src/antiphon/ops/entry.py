@@ -17,11 +17,11 @@ from antiphon.errors import ConfigError, InvalidInput, NotFound
 AGENT_MARK = "__antiphon_agent__"
 _LOOK_EVERY_S = 1.0
 GRACE_S = 1.0
-"""So long the command line and tests wait for work that the code has started and does not wait for."""
+"""How long the command line and tests wait for work that the code has started and does not wait for itself."""
 
 
 def load_entry(target: str) -> Callable[..., Any]:
-    """The entry point; a clear error where it cannot be found or imported."""
+    """The entry point; a clear error if it cannot be found or imported."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise InvalidInput(
@@ -47,9 +47,10 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def is_agent_code(function: Callable[..., Any]) -> bool:
-    """Whether a recording from elsewhere may have *function* run: marked as an agent, or source of this folder.
+    """Whether an imported recording may run *function*: marked as an agent, or source in this folder.
 
-    A recording is data. It must not be able to name ``os:system``, or anything else that merely can be imported.
+    A recording is data. It must not be able to name ``os:system`` or anything else that merely happens to be
+    importable.
     """
     if hasattr(function, AGENT_MARK):
         return True
@@ -71,7 +72,7 @@ def _script(path: Path) -> Any:
         raise NotFound(f"There is no file {path}.", hint="Give the path from the working folder.", code="entry_missing")
     running = sys.modules.get("__main__")
     if running is not None and Path(getattr(running, "__file__", None) or "").resolve() == full:
-        return running  # a script that replays its own agent must not be run a second time for it
+        return running  # a script that replays its own agent must not be executed again
     name = f"antiphon_script_{hashlib.sha256(str(full).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -113,10 +114,10 @@ def _not_imported(what: str, error: BaseException) -> NotFound:
 
 
 def check_arguments(target: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Input that does not fit is a mistake of the caller, not a run of the agent that failed."""
+    """Input that does not fit is the caller's mistake, not a failed run of the agent."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # code that does not tell
+    except (TypeError, ValueError):  # code without a signature
         return
     try:
         signature.bind(*args, **kwargs)
@@ -136,10 +137,10 @@ def call_entry(
     stuck: Callable[[], Exception | None] | None = None,
     returned: Callable[[Any, BaseException | None], None] = lambda value, error: None,
 ) -> Any:
-    """Call an entry point, and wait for it if it is asynchronous; its own calls stand in the run's root lane.
+    """Call an entry point and await it if it is asynchronous; its own calls belong to the run's root lane.
 
-    *stuck* is asked every second whether there is any sense in waiting longer. *returned* is told what the code
-    returned or raised; work that it has started and that goes on gets a second to end.
+    *stuck* is asked every second whether waiting is futile. *returned* receives what the code returned or raised; work
+    that it has left running gets a second to finish.
     """
     origin = scope.origin
 
@@ -164,13 +165,13 @@ def call_entry(
         scope.adopt()
         try:
             found = await value
-        except asyncio.CancelledError:  # perhaps because another task has ended the loop: what leaves it tells
+        except asyncio.CancelledError:  # perhaps another task ended the loop: the exception that leaves it says so
             raise
         except BaseException as error:
             await origin.settle(end(None, error))
             if not isinstance(error, (SystemExit, KeyboardInterrupt)):
                 raise
-            left.append(error)  # as the task's own exception it would stop the loop, and be logged as never retrieved
+            left.append(error)  # as the task's own exception it would stop the loop and be logged as never retrieved
             return None
         await origin.settle(end(found, None))
         return found

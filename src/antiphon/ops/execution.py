@@ -41,7 +41,7 @@ QUIET_S = 10
 
 
 class StrictResult(msgspec.Struct, eq=False):
-    """What a strict re-execution found."""
+    """The result of a strict re-execution."""
 
     observer: Observer
     invoker: StrictInvoker
@@ -50,7 +50,7 @@ class StrictResult(msgspec.Struct, eq=False):
     error: BaseException | None = None
     escapes: list[str] = []
     interactions: list[Any] = []
-    """The outputs of the interactions, in their order."""
+    """The outputs of the interactions, in order."""
 
     @property
     def divergences(self) -> list[DivergenceFound]:
@@ -67,7 +67,7 @@ def execute_strictly(
     verify: bool = False,
     ask: Callable[[dict[str, Any]], Any] | None = None,
 ) -> StrictResult:
-    """Call *function* with the recorded input; every model, tool, clock and random answer comes from the recording."""
+    """Call *function* with the recorded input; models, tools, clock and randomness come from the recording."""
     recording.rewind()
     result, run = watched(app, recording, realtime=realtime, verify=verify, ask=ask)
     args, kwargs, lost = arguments_again(recording.input(), Kept.of(recording.given()))
@@ -79,9 +79,9 @@ def execute_strictly(
         result.error = leaving if exit_code(leaving) else None
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # also that the code was cancelled
+    except BaseException as error:  # including cancellation
         result.error = error
-    for missed in result.invoker.missed:  # what was refused tells, too, what the code asks for now
+    for missed in result.invoker.missed:  # refused requests also show what the code asks for now
         if missed.kind == "llm":
             result.setup.saw_request({"request": missed.arguments})
     result.setup.graph = run.facts.get("graph_digest")
@@ -90,7 +90,7 @@ def execute_strictly(
 
 
 def complete(result: StrictResult, run: Run, compare: Callable[[], None] = lambda: None) -> None:
-    """Make the verdict of a strict replay whose code has ended; *compare* says how its result differs."""
+    """Reach the verdict of a strict replay whose code has ended; *compare* reports how its result differs."""
     observer, origin = result.observer, run.scope.origin
     observer.escaped(result.escapes)
     observer.loose_tasks(origin.loose())
@@ -104,17 +104,17 @@ def complete(result: StrictResult, run: Run, compare: Callable[[], None] = lambd
 
 
 def _compare_result(result: StrictResult, lost: Sequence[str]) -> None:
-    """Compare what the code returned or raised; *lost* are arguments that it got in another form."""
+    """Compare what the code returned or raised; *lost* are arguments that it received in a different form."""
     observer = result.observer
     recording = observer.recording
     if result.error is None:
         _compare_end(recording, observer, {"status": "completed", "output": exact_output(result.output)})
     elif not isinstance(result.error, Divergence):
         ended = run_error(result.error)
-        if "recorded" in getattr(result.error, "data", {}):  # stands for an exception whose class is not at hand
+        if "recorded" in getattr(result.error, "data", {}):  # stands for an exception whose class is not available
             ended = {"class": ended["class"]}
         _compare_end(recording, observer, {"status": status_of(result.error), "error": ended})
-    elif not observer.divergences:  # found on the way, such as a stream that is read on: nobody else has noted it
+    elif not observer.divergences:  # a divergence that nothing else reports, such as reading past the end of a stream
         place = len(recording.lanes.get("0", ()))
         seq = None if recording.last is None else recording.last.seq
         observer.add(DivergenceFound("error", "0", place, seq, "run.finished", note=result.error.message))
@@ -124,14 +124,15 @@ def _compare_result(result: StrictResult, lost: Sequence[str]) -> None:
 
 
 def _soon(ms: int) -> bool:
-    """Whether a replay waits for calls that came so long after the end of the recording."""
+    """Whether a replay waits for calls that came this long after the end of the recording."""
     return ms <= 1000 * GRACE_S
 
 
 def _close(observer: Observer, origin: _lineage.Origin) -> None:
-    """The verdict is made: what the code still asks for and the recording lacks is told as late.
+    """The verdict is final: unrecorded calls that the code still makes are reported as late.
 
-    What the recording has after its end and may still come is told to whoever waits for the end of the process.
+    Calls that the recording has after its end, and that may still come, are reported to whoever waits for the process
+    to end.
     """
     recording, replay, listen = observer.recording, origin.replay, _lineage.on_left
     if replay is None:
@@ -149,7 +150,7 @@ def _close(observer: Observer, origin: _lineage.Origin) -> None:
 
     def tell(lane: str) -> None:
         told = None
-        while (left := left_of(lane)) != told:  # another thread may have told a later state meanwhile
+        while (left := left_of(lane)) != told:  # another thread may have reported a newer state meanwhile
             listen(replay, lane, *left)
             told = left
 
@@ -159,7 +160,7 @@ def _close(observer: Observer, origin: _lineage.Origin) -> None:
 
 
 class _Patience:
-    """Gives up on code that waits forever for a task that failed because a call had no answer."""
+    """Gives up on code that would wait forever for a task that failed because a call had no answer."""
 
     def __init__(self, result: StrictResult) -> None:
         self._result = result
@@ -167,7 +168,7 @@ class _Patience:
         self._quiet = 0
 
     def __call__(self) -> ReplayMiss | None:
-        """Asked every second."""
+        """Called every second."""
         invoker = self._result.invoker
         if not invoker.missed:
             return None
@@ -191,7 +192,7 @@ def watched(
     ask: Callable[[dict[str, Any]], Any] | None = None,
     answering: type[StrictInvoker] = StrictInvoker,
 ) -> tuple[StrictResult, Run]:
-    """A run that the recording answers and is compared with, for whoever calls the code (see ``Run.attached``)."""
+    """A run that is answered from the recording and compared with it; the caller runs it (see ``Run.attached``)."""
     observer = Observer(recording, presenter(app, recording))
     observer.untouched()
     if verify:
@@ -223,7 +224,7 @@ def watched(
     old = app._redactor.for_old_run(recording.manifest.salt) if recording.is_old else None
 
     def present(arguments: Any, digest: str) -> tuple[Any, str, Any]:
-        """Live values are compared as they are; a call is found by the digest that was recorded for its arguments."""
+        """Live values are compared unmasked; a call is found by the digest that was recorded for its arguments."""
         if old is not None and digest not in recording.plain:
             return _as_before(old, arguments, digest)
         if type(arguments) is str:  # the name of a branch
@@ -246,7 +247,7 @@ def watched(
 
 
 def _name_of(recording: Recording) -> str:
-    """The name of the run; one with masks as its first event has it, because the manifest masks it in another way."""
+    """The name of the run; if it is masked, as its first event has it, because the manifest masks it differently."""
     first = recording.first
     if first is None or not recording.masks_of(first, "name"):
         return recording.manifest.name
@@ -254,7 +255,7 @@ def _name_of(recording: Recording) -> str:
 
 
 def presenter(app: Antiphon, recording: Recording) -> Callable[[Any], Any]:
-    """How a live value is laid beside a recorded one: as plain JSON; with placeholders for a recording of 0.1.0."""
+    """How live values are prepared for comparison: as plain JSON; with placeholders for a recording of 0.1.0."""
     if not recording.is_old:
         return lambda value: orjson.loads(dump(value))
     redactor = app._redactor.for_old_run(recording.manifest.salt)
@@ -262,7 +263,7 @@ def presenter(app: Antiphon, recording: Recording) -> Callable[[Any], Any]:
 
 
 def _as_before(redactor: Redactor, arguments: Any, digest: str) -> tuple[Any, str, Any]:
-    """Arguments as release 0.1.0 wrote them: with placeholders, and with a digest of those."""
+    """Arguments as release 0.1.0 wrote them: with placeholders, and a digest computed from those."""
     clean, changed = redactor.redact_bytes(dump(arguments))
     if not changed:
         return arguments, digest, None
@@ -289,13 +290,13 @@ def _compare_end(recording: Recording, observer: Observer, payload: dict[str, An
 
 
 class Explored(NamedTuple):
-    """What an exploring replay brought: its own run, and how its calls were answered."""
+    """The result of an exploring replay: its own run, and how its calls were answered."""
 
     run: Run
     recording: Recording
     invoker: ExploreInvoker
     escapes: list[str]
-    """What was tried without Antiphon, and refused."""
+    """What the code tried to do outside Antiphon, and was refused."""
     spent: Spent
 
 
@@ -305,7 +306,7 @@ def known_tools(app: Antiphon, recording: Recording) -> list[Known]:
     if "async_gateway" in app.__dict__:
         specs |= {spec.name: spec for spec in app.async_gateway.tools.values()}
     names = {name.partition("/")[2] or name for name, calls in recording.by_name.items() if calls[0].kind != "llm"}
-    meant = {spec.name: spec for spec in declared().values()} | specs  # the agent may have made a gateway of its own
+    meant = {spec.name: spec for spec in declared().values()} | specs  # the agent may have created its own gateway
     found = [Known(name, meant[name].description if name in meant else "", meant.get(name)) for name in sorted(names)]
     return found + [Known(name, spec.description, spec) for name, spec in sorted(specs.items()) if name not in names]
 
@@ -324,16 +325,16 @@ class Exploration(NamedTuple):
     exact_only: bool
     realtime: bool
     into: str | None = None
-    """The id of the replay's own run; one that was interrupted goes on from what its models had answered."""
+    """The id of the replay's own run; an interrupted one continues from the answers its models had given."""
 
     @property
     def explores(self) -> bool:
-        """Whether it can only be meant for an exploring replay."""
+        """Whether it only makes sense for an exploring replay."""
         return bool(self.only_exploring) or self.llm is not None
 
     @property
     def only_exploring(self) -> list[str]:
-        """What was asked for that a strict replay cannot do."""
+        """Requested options that a strict replay does not support."""
         asked = {
             "another input": self.given is not None,
             "a fork": self.from_event is not None,
@@ -345,7 +346,7 @@ class Exploration(NamedTuple):
 
 
 def _rewriter(wanted: Exploration) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
-    """Another model, temperature, seed or system prompt in every request the code makes."""
+    """Changes the model, temperature, seed or system prompt of every request that the code makes."""
     names = {"model_name": "model", "temperature": "temperature", "seed": "seed"}
     settings = {names[name]: value for name, value in wanted.config.items() if name in names}
     if not settings and wanted.prompt is None:
@@ -407,7 +408,7 @@ def execute_exploring(
     asked: dict[str, tuple[str, str]] = {}
 
     def remember(kind: str, call: str, payload: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Results of live calls are kept for the next equal call of this replay."""
+        """Results of live calls are reused for later equal calls of this replay."""
         if kind == "call.started":
             if payload.get("kind") != "llm":
                 asked[call] = (full_name(payload), str(payload.get("digest")))
@@ -427,7 +428,7 @@ def execute_exploring(
     known = {call.digest for call in recording.calls.values()}
 
     def found_by(raw: str, masked: str) -> str:
-        """The digest that the recording knows a call by; one that it does not know is written with its own masks."""
+        """The digest under which the recording has a call; a call it does not have is written with its own masks."""
         return recording.digests.get(raw) or (raw if raw in known else masked)
 
     def present(arguments: Any, digest: str) -> tuple[Any, str, Any]:
@@ -461,7 +462,7 @@ def _input_of(recording: Recording, wanted: Exploration) -> tuple[Any, dict[str,
 
 
 def _go_on(app: Antiphon, recorder: Recorder, invoker: ExploreInvoker, manifest: RunManifest) -> None:
-    """If this very replay was begun before and interrupted, give it what it had drawn and heard from its models."""
+    """If this replay was started before and interrupted, restore the values it had drawn and its models' answers."""
     begun = app.journal.manifest(manifest.id)
     if begun is None:
         return

@@ -26,30 +26,30 @@ from antiphon.ops.cells import HELD, Row, Work, perform, perform_in_engine
 log: logging.Logger = logging.getLogger("antiphon.matrix")
 
 ATTEMPTS = 3
-"""A cell is a bad row when so many workers ended that had this cell alone."""
+"""A cell becomes a bad row after this many workers ended while they had only this cell."""
 
 
 class Executor(Protocol):
     """Computes batches of cells."""
 
     remote: bool
-    """Whether workers may be on other machines, where a file of this one is not."""
+    """Whether workers may be on other machines, which do not have this machine's files."""
 
     def capacity(self) -> int:
-        """How many cells are computed at the same time, now."""
+        """How many cells are computed at the same time right now."""
 
     def submit(self, batch: Sequence[Work]) -> None:
         """Take a batch."""
 
     def completed(self, timeout_s: float) -> list[Row]:
-        """Rows of batches that are done since the last time; waits for the first of them."""
+        """Rows of batches that finished since the last call; waits for the first of them."""
 
     def cancel(self) -> None:
-        """Forget what has not begun, and let go of the workers."""
+        """Drop work that has not started, and release the workers."""
 
 
 class Here:
-    """In this process, one cell at a time: for tests, notebooks and functions that have no name."""
+    """In this process, one cell at a time: for tests, notebooks and functions without a name."""
 
     remote = False
 
@@ -62,20 +62,20 @@ class Here:
         return 1
 
     def submit(self, batch: Sequence[Work]) -> None:
-        """Remember it."""
+        """Queue it."""
         self._waiting.extend(batch)
 
     def completed(self, timeout_s: float) -> list[Row]:
-        """Do the next cell."""
+        """Compute the next cell."""
         return perform([self._waiting.popleft()], self._app) if self._waiting else []
 
     def cancel(self) -> None:
-        """Forget the rest."""
+        """Drop the rest."""
         self._waiting.clear()
 
 
 class _Pool:
-    """Futures of ``concurrent.futures``; what a worker took with it when it ended is handed out again, cell by cell."""
+    """Futures of ``concurrent.futures``; cells of a worker that ended are handed out again one by one."""
 
     remote = False
     _lost: tuple[type[BaseException], ...] = ()
@@ -89,10 +89,10 @@ class _Pool:
         raise NotImplementedError
 
     def _ended(self, future: Future[list[Row]]) -> None:
-        """After a batch is done, or its worker ended."""
+        """Called when a batch is done or its worker has ended."""
 
     def completed(self, timeout_s: float) -> list[Row]:
-        """Rows that are there."""
+        """Rows that are ready."""
         done, _ = concurrent.futures.wait(self._running, timeout_s, concurrent.futures.FIRST_COMPLETED)
         rows: list[Row] = []
         for future in done:
@@ -111,7 +111,7 @@ class _Pool:
         return rows
 
     def _again(self, batch: list[Work]) -> Iterator[Row]:
-        """Hand out each cell alone; only a cell that was alone is to blame for the end of its worker."""
+        """Hand out each cell alone; a worker's end is blamed on a cell only if the worker had no other."""
         for work in batch:
             tries = self._tries[work["key"]] = self._tries.get(work["key"], 0) + (len(batch) == 1)
             if tries < ATTEMPTS:
@@ -126,7 +126,7 @@ def _failed(work: Work, code: str, message: str) -> Row:
 
 
 class Local(_Pool):
-    """Processes of this machine, each a pool of its own: one that ends takes only its own batch along."""
+    """Processes of this machine, each in its own pool: one that ends takes down only its own batch."""
 
     _lost = (BrokenProcessPool,)
 
@@ -145,7 +145,7 @@ class Local(_Pool):
         return ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(places,))
 
     def submit(self, batch: Sequence[Work]) -> None:
-        """Take a batch; it waits for a process that has nothing to do."""
+        """Take a batch; it waits for an idle process."""
         self._waiting.append(list(batch))
         self._hand_out()
 
@@ -154,7 +154,7 @@ class Local(_Pool):
             pool, batch = self._idle.pop(), self._waiting.popleft()
             try:
                 future = pool.submit(perform, batch)
-            except BrokenProcessPool:  # the process ended while it had nothing to do
+            except BrokenProcessPool:  # the process ended while it was idle
                 pool = self._made()
                 future = pool.submit(perform, batch)
             self._running[future], self._busy[future] = batch, pool
@@ -167,7 +167,7 @@ class Local(_Pool):
         self._idle.append(pool)
 
     def completed(self, timeout_s: float) -> list[Row]:
-        """Rows that are there; processes that are free get the next batch."""
+        """Rows that are ready; idle processes get the next batch."""
         rows = super().completed(timeout_s)
         self._hand_out()
         return rows
@@ -178,11 +178,11 @@ class Local(_Pool):
 
     @property
     def processes(self) -> list[int]:
-        """The ids of the processes that are there."""
+        """The ids of the current processes."""
         return [process for pool in (*self._busy.values(), *self._idle) for process in pool._processes or ()]
 
     def cancel(self) -> None:
-        """Forget what has not begun; what runs ends with its cell."""
+        """Drop what has not started; running cells are finished."""
         self._waiting.clear()
         self._running.clear()
         for pool in (*self._busy.values(), *self._idle):
@@ -190,13 +190,13 @@ class Local(_Pool):
 
 
 def _begin(places: Mapping[str, str]) -> None:
-    """A worker keeps its state and finds its models where the process that started it does, and ends with it."""
+    """A worker keeps state and finds models where its parent process does, and ends with the parent."""
     import signal
 
     os.environ.update(places)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.dup2(2, 1)  # standard output belongs to the command
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the driver, which tells us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the driver, which stops us
 
 
 def _end_with_parent() -> None:
@@ -225,7 +225,7 @@ class Dask(_Pool):
 
     @functools.cached_property
     def client(self) -> Any:
-        """Connected when it is first needed."""
+        """Connects on first use."""
         if not self._own:
             return self._cluster
         import distributed
@@ -233,7 +233,7 @@ class Dask(_Pool):
         connect: Any = distributed.Client
         try:
             return connect(self._cluster)
-        except Exception as error:  # whatever Dask makes of the address
+        except Exception as error:  # whatever Dask raises for the address
             raise InvalidInput(
                 f"The Dask scheduler {self._cluster} cannot be reached: {error}. Nothing was asked for.",
                 hint="Start it, or name another place: --on dask://host:8786, local or here.",
@@ -250,7 +250,7 @@ class Dask(_Pool):
         self._running[self._pool.submit(perform_in_engine, work)] = work
 
     def capacity(self) -> int:
-        """The threads of the workers that are there now."""
+        """The current number of worker threads."""
         found: int = sum(self.client.nthreads().values())
         if not found and self._has_workers:
             log.warning("%s has no workers; the matrix waits for them.", self._cluster)
@@ -258,7 +258,7 @@ class Dask(_Pool):
         return found
 
     def cancel(self) -> None:
-        """Forget what has not begun, and disconnect."""
+        """Drop what has not started, and disconnect."""
         for future in self._running:
             future.cancel()
         self._running.clear()

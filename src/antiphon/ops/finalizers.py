@@ -1,11 +1,11 @@
-"""Finalizers of a replay: generators that it left open, objects with ``__del__`` and callbacks of the collector.
+"""Finalizers of a replay: generators that it left open, objects with ``__del__``, and garbage-collector callbacks.
 
-They run in the context of whoever comes by, after the end, and carry no mark. So a replay looks at what it has made
-when it ends: garbage is collected inside the sandbox, and what lives on is remembered. Objects that are older than the
-replay are set aside meanwhile (``gc.freeze``), which makes this as cheap as what the replay has made.
+They run later, in the context of whatever code triggers them, without a mark. So when a replay ends, it checks what it
+has created: garbage is collected inside the sandbox, and what survives is remembered. Objects older than the replay are
+set aside meanwhile (``gc.freeze``), so the cost depends only on what the replay has created.
 
 A full collection while they are set aside would make the collector believe that there are hardly any old objects, and
-look at all of them again and again afterwards. So the replay's objects are kept out of the oldest generation.
+rescan all of them again and again afterwards. So the replay's objects are kept out of the oldest generation.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 from antiphon._gateway.threads import without_gc
 from antiphon._lineage import TOOLS, Carried, Origin, Replay, engine_threads
 
-# Objects that the garbage collector knows are picked without touching the others. ``gc.get_objects()`` hands out
-# objects that other threads are still making, and Python refuses to finish a tuple that somebody else holds
-# (``tuple(generator)`` raises ``SystemError``). So no line of Python runs while they are held, and no other thread
-# gets its turn: the iterators below are C code, nothing is collected meanwhile (finalizers are Python), and nothing is
+# Objects that the garbage collector tracks are selected without touching the others. ``gc.get_objects()`` returns
+# objects that other threads are still creating, and Python refuses to finish a tuple that something else references
+# (``tuple(generator)`` raises ``SystemError``). So no Python code runs while they are held, and no other thread gets to
+# run: the iterators below are C code, nothing is collected meanwhile (finalizers are Python code), and nothing is
 # audited (as ``id`` would be).
 _call: Callable[[Any], Any] = call
 
@@ -49,7 +49,7 @@ def living(kinds: Collection[type]) -> list[Any]:
 
 
 def living_kinds() -> Counter[Any]:
-    """The types of all objects, and how many there are of each."""
+    """The types of all objects, with counts."""
     with without_gc():
         found = list(map(type, _objects()))
     return Counter(found)
@@ -63,7 +63,7 @@ def has_old() -> bool:
 
 _FOREIGN = TOOLS | frozenset("antiphon _pytest anyio pluggy pytest pytest_asyncio".split())
 _ENGINE = frozenset(("distributed", "tornado"))
-"""In a worker of Dask, whose event loop makes coroutines while a replay runs."""
+"""Of a Dask worker, whose event loop creates coroutines during a replay."""
 _frames: list[tuple[weakref.ref[Any], FrameType, Replay]] = []
 """Generators and coroutines that replays left open."""
 _things: dict[int, tuple[weakref.ref[Any], Replay]] = {}
@@ -71,16 +71,16 @@ _things: dict[int, tuple[weakref.ref[Any], Replay]] = {}
 
 
 _LATE = 10_000
-"""Collections of the youngest generation before the next one is collected: seven million objects."""
+"""Collections of the youngest generation before the next generation is collected: seven million objects."""
 _WAITING = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _INCREMENTAL = sys.version_info >= (3, 14)
 
 
 class Births:
-    """What is made between :meth:`begin` and :meth:`end`."""
+    """Objects created between :meth:`begin` and :meth:`end`."""
 
     def __init__(self, alone: bool) -> None:
-        """*alone*: whether no other run or replay is open, whose objects could not be told from ours."""
+        """*alone*: whether no other run or replay is open whose objects would be indistinguishable from ours."""
         self._watches = alone and gc.get_freeze_count() == 0
         self._callbacks = list(gc.callbacks)
         self._thresholds = gc.get_threshold()
@@ -121,7 +121,7 @@ def _remember(found: Any, replay: Replay) -> None:
         try:
             number = id(found)
             _things[number] = (weakref.ref(found, lambda _: _things.pop(number, None) and None), replay)
-        except TypeError:  # it has no place for one
+        except TypeError:  # it does not support weak references
             return
         return
     if frame is not None and not running and not _is_foreign(frame.f_globals):
@@ -141,7 +141,7 @@ def _is_foreign(names: dict[str, Any]) -> bool:
 
 
 def finalizing(frame: FrameType | None) -> Replay | None:
-    """The replay whose finalizer runs at *frame*, if it is one."""
+    """The replay whose finalizer is running at *frame*, if any."""
     if not _frames and not _things:
         return None
     while frame is not None:

@@ -1,4 +1,4 @@
-"""The gateways users construct: wired from the configuration."""
+"""The gateways that users create, configured from the settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _living() -> list[engine.Gateway | engine.AsyncGateway]:
 
 
 def declared(store: Store | None = None) -> dict[str, ToolSpec]:
-    """The tools of every gateway of this process by full name; one on *store* before one elsewhere."""
+    """The tools of every gateway in this process by full name; one on *store* is preferred."""
     gateways = sorted(_living(), key=lambda one: store is not None and _is_on(one, store))
     return {name: spec for gateway in gateways for name, spec in gateway.tools.items()}
 
@@ -33,14 +33,14 @@ def _is_on(gateway: engine.Gateway | engine.AsyncGateway, store: Store) -> bool:
 
 
 def listen(listener_of: Callable[[str], Listener], store: Store) -> None:
-    """Have every gateway of this process on *store* tell a listener, which is made for its tenant."""
+    """Add a listener, created per tenant, to every gateway in this process on *store*."""
     for gateway in _living():
         if _is_on(gateway, store):
             gateway._plans.reporter.add(listener_of(gateway._plans.settings.tenant))
 
 
 def find_tool(name: str, store: Store) -> tuple[engine.Gateway | engine.AsyncGateway, Tool] | None:
-    """The tool of that full name and its gateway: on *store* before any other, with an undo before one without."""
+    """The tool of that full name and its gateway: preferably on *store*, then preferably with an undo."""
     namespace, _, short = name.rpartition("/")
     found = [(gateway, gateway.find(namespace, short)) for gateway in _living()]
     known = [(gateway, tool) for gateway, tool in found if tool is not None]
@@ -52,7 +52,7 @@ def find_tool(name: str, store: Store) -> tuple[engine.Gateway | engine.AsyncGat
 
 
 class _Wired:
-    """A gateway that is made from a store and a configuration."""
+    """A gateway that is created from a store and a configuration."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class Options(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What came of one golden run."""
+    """The result of one golden run."""
 
     path: str
     status: str
@@ -47,7 +47,7 @@ class Result(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The file without its ending."""
+        """The file name without its suffix."""
         return Path(self.path).stem
 
     def to_wire(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _one(error: AntiphonError) -> int:
 
 
 def check(path: Path, options: Options, code_of: Callable[[AntiphonError], int] = _one) -> Result:
-    """Replay one golden run against the current code; its store is gone afterwards. *code_of* tells exit codes."""
+    """Replay one golden run against the current code, in a temporary store. *code_of* maps errors to exit codes."""
     from antiphon.ops.entry import load_entry
     from antiphon.stores import MemoryStore
 
@@ -118,9 +118,9 @@ def check(path: Path, options: Options, code_of: Callable[[AntiphonError], int] 
 
 
 def steps_with_key(app: Antiphon, manifest: RunManifest) -> list[str]:
-    """What a replay of this run without its key would not pass: steps that compute on originals (a hash of an address).
+    """What a replay of this run without its key would fail on: steps that compute on originals (hash an address).
 
-    Empty if it has no masked values, if its originals cannot be read here either, or if its code is not at hand.
+    Empty if it has no masked values, if its originals cannot be read here either, or if its code is unavailable.
     """
     if not manifest.entry or not manifest.seal or app.keys.key_of(manifest) is None:
         return []
@@ -140,10 +140,10 @@ def check_all(
     apart: bool = False,
     quiet: bool = False,
 ) -> Iterator[Result]:
-    """Replay all of them, in order. *apart*: in *jobs* processes of their own, whose end belongs to the results.
+    """Replay all of them, in order. *apart*: in *jobs* separate processes, whose exits count as part of the results.
 
-    If one ends its process, those behind it are replayed in another. A result that fails for what came after its end
-    comes again when the processes are gone. With *quiet* what the code prints goes to standard error.
+    If one ends its process, the remaining ones are replayed in another. A result that fails because of what came after
+    its end is yielded again once the processes have ended. With *quiet*, output of the code goes to standard error.
     """
     if not (apart and hasattr(os, "fork")):
         for path in paths:
@@ -203,7 +203,7 @@ def _ended(path: Path, code: int) -> Result:
 
 
 def exit_code(results: Iterable[Result]) -> int:
-    """1 if anything regressed, else what kept a golden run from being replayed, else 0."""
+    """1 if anything regressed, else the code of what prevented a replay, else 0."""
     codes = [result.code for result in results if result.code]
     return 1 if 1 in codes else codes[0] if codes else 0
 
@@ -229,7 +229,7 @@ def junit(results: Sequence[Result]) -> str:
 
 
 def _printable(text: str) -> str:
-    """XML has no place for control characters."""
+    """XML does not allow control characters."""
     return "".join(c if c >= " " or c in "\n\t" else "\ufffd" for c in text if c not in "\ufffe\uffff")
 
 

@@ -1,4 +1,4 @@
-"""How the tools did, from their recorded attempts: latency and retries over time, and what outages cost."""
+"""How the tools performed, from their recorded attempts: latency and retries over time, and the cost of outages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from antiphon.ops.what_if import REFUSED
 BUCKETS = 60
 _STEPS_MS = (1, 10, 100, 1_000, 5_000, 15_000, 60_000, 300_000, 900_000, 3_600_000, 21_600_000, 86_400_000)
 OUTAGE = 0.5
-"""A tool is down in a bucket in which this part of its attempts fails."""
+"""A tool is down in a bucket if at least this share of its attempts fails."""
 
 
 def step_of(span_ms: int) -> int:
-    """The width of a bucket, so that *span_ms* takes at most sixty."""
+    """The bucket width that divides *span_ms* into at most sixty buckets."""
     fitting = (step for step in _STEPS_MS if span_ms / step <= BUCKETS)
     return next(fitting, -(-span_ms // BUCKETS // 86_400_000 + 1) * 86_400_000)
 
 
 class _Tally:
-    """Counts of some calls."""
+    """Counts over some calls."""
 
     def __init__(self) -> None:
         self.calls = self.sent = self.reused = self.refused = self.attempts = self.failed = 0
@@ -55,7 +55,7 @@ class _Tally:
 
 
 def percentile(ordered: Sequence[int], part: float) -> int | None:
-    """The value below which that part of the ordered values lies."""
+    """The percentile *part* (0 to 1) of sorted values."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else None
 
 

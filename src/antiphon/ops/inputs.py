@@ -1,7 +1,7 @@
 """The input of a run in its recording.
 
-JSON is recorded as it is. Anything else is recorded with tags, and only if reading it back gives the same: code must
-never continue with a different input.
+JSON is recorded unchanged. Anything else is recorded with tags, and only if it round-trips: code must never continue
+with a different input.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from antiphon._gateway.tagged import exactly, tagged, untagged
 
 
 class Kept(NamedTuple):
-    """How the arguments of an input were recorded, by place: ``0`` is the first one, ``k0`` the first with a name."""
+    """How an input's arguments were recorded, by place: ``0`` is the first positional one, ``k0`` the first keyword."""
 
     tagged: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    """What could not be recorded so that the same comes back."""
+    """What could not be recorded in a form that round-trips."""
 
     @classmethod
     def of(cls, wire: Any) -> Kept | None:
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 
 
 def is_arguments(given: Any) -> bool:
-    """Whether the input says ``args`` and ``kwargs`` itself."""
+    """Whether the input itself specifies ``args`` and ``kwargs``."""
     return isinstance(given, dict) and bool(given) and set(given) <= {"args", "kwargs"}
 
 
@@ -41,11 +41,11 @@ def arguments_of(given: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 def by_name(function: Callable[..., Any], given: Any) -> dict[str, Any]:
-    """The positional arguments of an input under the names of their parameters, as far as *function* names them."""
+    """The positional arguments of an input under their parameter names, as far as *function* has them."""
     args, _ = arguments_of(given)
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # code that does not tell
+    except (TypeError, ValueError):  # code without a signature
         return {}
     return dict(zip(parameters, args, strict=False))
 
@@ -74,7 +74,7 @@ def written_input(given: Any) -> tuple[Any, Kept | None]:
 
 
 def arguments_again(given: Any, kept: Kept | None) -> tuple[list[Any], dict[str, Any], list[str]]:
-    """The arguments of a recorded input as the code was given them, and in words which of them are not."""
+    """The arguments of a recorded input as the code received them, and in words which of them could not be restored."""
     args, kwargs = arguments_of(given)
     if kept is None:
         return args, kwargs, []
@@ -100,7 +100,7 @@ def arguments_again(given: Any, kept: Kept | None) -> tuple[list[Any], dict[str,
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON brings *value* back as it is."""
+    """Whether *value* survives a round trip through JSON."""
     try:
         return _is_plain(value)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Events of a run as short lines, for lists of thousands: what happened, how it ended, and why nothing was sent.
+"""Events of a run as short lines, for lists of thousands: what happened, how it ended, and why a call was not sent.
 
 Also a run as one file that opens without a server.
 """
@@ -22,11 +22,11 @@ from antiphon.scoring import html
 LONGEST = 200
 """Characters of a name or text in a line; the event itself has the rest."""
 FILE_BYTES = 32_000_000
-"""Bytes of events in a file; where there are more, it leaves the largest events out and says so."""
+"""Bytes of events in a file; beyond that, it leaves the largest events out and says so."""
 
 
 def run_file(app: Antiphon, manifest: RunManifest) -> str:
-    """The page of a run as one file, with what the HTTP API would answer inside; the masks of the recording stay."""
+    """The page of a run as one file, with the HTTP API's answers embedded; masked values stay masked."""
     shown: list[dict[str, Any]] = []
     written: dict[int, bytes] = {}
     ends: dict[str, dict[str, Any]] = {}
@@ -51,7 +51,7 @@ def run_file(app: Antiphon, manifest: RunManifest) -> str:
 
 
 def line(event: Event) -> dict[str, Any]:
-    """One event without its payload; the masks of the recording stay."""
+    """One event without its payload; masked values stay masked."""
     payload, meta = event.payload, event.meta
     found: dict[str, Any] = {"seq": event.seq, "type": event.type, "atMs": event.at_ms, "lane": event.lane}
     if event.call is not None:
@@ -94,7 +94,7 @@ def _finished(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, 
 
 
 def why_not_sent(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
-    """In words, why a call that ended like this was not sent; empty if it was."""
+    """Why a call that ended like this was not sent, in words; empty if it was sent."""
     told = meta.get("metadata")
     by = told.get("answeredBy") if isinstance(told, Mapping) else None
     if by == "blocked":
@@ -109,7 +109,7 @@ def why_not_sent(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
 
 
 def _undone(payload: Mapping[str, Any]) -> str:
-    """What became of a saga."""
+    """The state of a saga, or why it is being undone."""
     if "state" not in payload:
         return _text(f"undoing: {payload.get('why', '')}")
     writes = _writes(payload)

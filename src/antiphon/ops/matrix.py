@@ -1,7 +1,7 @@
 """``antiphon.matrix``: recorded runs × variants × samples, replayed, scored and compared, with a verdict that holds.
 
-A matrix is a plan and a table that grows, both files in the state folder; its cells are claims in the store. So it can
-be interrupted at any time, and whoever starts it again goes on.
+A matrix is a plan and a growing table, both files in the state folder; its cells are claims in the store. So it can be
+interrupted at any time, and continues when it is started again.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ BASELINE = "baseline"
 CAP = 5
 """Rounds of ``samples="auto"``."""
 _BATCH_S, _LARGEST = 0.25, 32
-"""A batch is so long that handing it out costs nothing beside it."""
+"""A batch takes long enough to make the cost of handing it out negligible."""
 _WORDS = re.compile(r"(name|status|since|limit)=(\S+)")
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Estimate(NamedTuple):
-    """What a matrix will ask for, by the usage of the recorded runs; with ``samples="auto"`` it is at most that."""
+    """What a matrix will use, estimated from the usage of the recorded runs; an upper bound with ``samples="auto"``."""
 
     cells: int
     calls: int
@@ -56,7 +56,7 @@ class Estimate(NamedTuple):
     """``None`` if a model has no price."""
     unpriced: list[str]
     without_usage: int
-    """Runs with model calls whose recording tells no usage: these are counted with no tokens."""
+    """Runs whose recorded model calls report no usage: these count as zero tokens."""
 
     def text(self) -> str:
         """One line for people."""
@@ -69,11 +69,11 @@ class Estimate(NamedTuple):
 
 
 class Status(NamedTuple):
-    """How far a matrix is."""
+    """The progress of a matrix."""
 
     done: int
     total: int
-    """At most; fewer when every comparison is decided before."""
+    """An upper bound: fewer if every comparison is decided early."""
     failed: int
     errors: int
     calls: int
@@ -81,7 +81,7 @@ class Status(NamedTuple):
     seconds: float
     decided: dict[str, str]
     before: int = 0
-    """Cells that were done when it was started."""
+    """Cells that were already done when it was started."""
 
     @property
     def per_second(self) -> float:
@@ -90,7 +90,7 @@ class Status(NamedTuple):
 
     @property
     def left_s(self) -> float:
-        """How long the rest takes at most, at this rate."""
+        """An upper bound for the remaining time at this rate."""
         return (self.total - self.done) / self.per_second if self.per_second else 0.0
 
     def to_wire(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Status(NamedTuple):
 
 
 def select(app: Antiphon, words: str) -> list[str]:
-    """Runs by ``name=refund status=failed since=7d limit=100``; replays are never among them."""
+    """Runs that match ``name=refund status=failed since=7d limit=100``; replays are never included."""
     pairs = _WORDS.findall(words)
     wanted = dict(pairs)
     rest = _WORDS.sub("", words).split()
@@ -153,16 +153,15 @@ def matrix(
     app: Antiphon | None = None,
     progress: Progress = silent,
 ) -> Plan:
-    """Plan the replay of *runs* with each of *variants*. Nothing is asked yet.
+    """Plan the replay of *runs* with each of *variants*, without asking any model.
 
     *runs* are ids, artifacts, or a selection such as ``"name=refund status=failed since=7d"``. A variant is the name of
     a model, or a mapping with ``name`` and any of ``model``, ``temperature``, ``seed``, ``prompt``, ``llm``, ``entry``.
-    With *baseline* the
-    variants are compared with the recorded model, else with the first of them. *samples* is a number of rounds, or
-    ``auto``: at most 5, and no more than the verdict needs. The verdict calls a variant worse that is not, or not worse
-    by *margin* that is, with a chance of at most *alpha*, all variants together. *budget* (money, by ``[prices]``) and
-    *max_calls* (of models) are never exceeded by more than what is under way. Equal cells that are done are not paid
-    for again; *fresh* asks for them anew.
+    With *baseline* the variants are compared with the recorded model, else with the first of them. *samples* is a
+    number of rounds, or ``auto``: at most 5, and no more than the verdict needs. *alpha* bounds the chance, over all
+    variants together, that the verdict calls a variant worse that is not, or not worse that is worse by *margin*.
+    *budget* (money, by ``[prices]``) and *max_calls* (of models) are exceeded at most by what is in progress. Equal
+    cells that are done are not paid for again, unless *fresh* is set.
     """
     app = app or current()
     lanes = [_variant(one) for one in variants]
@@ -252,7 +251,7 @@ def _entries(manifests: Iterable[RunManifest], own: str | None) -> dict[str, str
 
 
 def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
-    """The plan of a matrix that was begun, by its id or a unique prefix."""
+    """The plan of an existing matrix, by its id or a unique prefix."""
     app = app or current()
     parent = folder_of()
     found = sorted(path.name for path in parent.glob(f"{wanted}*") if (path / PLAN).is_file()) if wanted else []
@@ -283,7 +282,7 @@ def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
 
 
 class Plan:
-    """What a matrix will do. ``estimate()`` tells what it costs, ``run()`` does it."""
+    """What a matrix will do. ``estimate()`` reports what it costs, ``run()`` runs it."""
 
     def __init__(self, app: Antiphon, document: Document, *, progress: Progress = silent) -> None:
         self.app = app
@@ -294,7 +293,7 @@ class Plan:
         self._first = {
             one.name: same[:at].count(same[at]) * document.rounds for at, one in enumerate(document.variants)
         }
-        """The number of each variant's first sample: variants that differ by name only have no sample in common."""
+        """The number of each variant's first sample: variants that differ only by name share no samples."""
         self._code = digest_of(document.code)
 
     @property
@@ -304,11 +303,11 @@ class Plan:
 
     @property
     def cells(self) -> int:
-        """How many there are at most."""
+        """An upper bound."""
         return len(self.document.runs) * len(self.document.variants) * self.document.rounds
 
     def _used(self) -> dict[str, Spent]:
-        """What each recorded run asked its models for; read once."""
+        """The model usage of each recorded run; read once."""
         if self._usages is None:
             runs = self.document.runs
             read = self._progress(runs, len(runs), "reading recorded usage, runs")
@@ -316,19 +315,19 @@ class Plan:
         return self._usages
 
     def _spent(self, run: str) -> Spent:
-        """What the models of a run were asked for, by its log."""
+        """The model usage of a run, from its log."""
         spent = Spent(self.app.config.prices)
         for event in events_of(self.app, run):
             spent.add(event)
         return spent
 
     def spent_by(self, work: Work) -> Row:
-        """What a cell that could not be done has asked its models for, in all its attempts."""
+        """The model usage of a failed cell, over all its attempts."""
         told = self._spent(run_of(work["run"], work["key"])).to_wire()
         return {"matrix": self.id, **{name: told[name] for name in SPENT}}
 
     def _cost(self, usage: Spent, variant: Variant) -> float | None:
-        """What a cell costs, by the price of its model; ``None`` without one."""
+        """The cost of a cell at its model's price; ``None`` if it has no price."""
         if variant.model is None:
             return None if usage.unpriced else usage.cost
         price = self.app.config.prices.get(variant.model)
@@ -387,7 +386,7 @@ class Plan:
         }
 
     def run(self, executor: Executor | None = None, *, progress: Callable[[Status], object] | None = None) -> Matrix:
-        """Do what is not done yet. Interrupted, it can be started again: ``antiphon.ops.matrix.resumed(plan.id)``."""
+        """Run what is not done yet. If interrupted, it can be continued: ``antiphon.ops.matrix.resumed(plan.id)``."""
         document = self.document
         here = any(map(is_here, document.code))
         if executor is None:
@@ -412,11 +411,11 @@ class Plan:
         return found
 
     def result(self) -> Matrix:
-        """What is in the table now."""
+        """The current content of the table."""
         return Matrix(self.document, Table(folder_of(self.id), self.document))
 
     def _check_budget(self) -> None:
-        """Refuse a budget that could not be kept."""
+        """Refuse a budget that cannot be enforced."""
         if self.document.budget is None:
             return
         estimate = self.estimate()
@@ -435,7 +434,7 @@ class Plan:
             )
 
     def _check(self, executor: Executor, here: bool) -> None:
-        """Refuse, before anything is paid for, what cannot work."""
+        """Before anything is paid for, refuse what cannot work."""
         url = self.app.store.url
         if isinstance(executor, Here):
             return
@@ -454,7 +453,7 @@ class Plan:
             )
 
     def _settle(self) -> None:
-        """Note what decides a verdict at the first start; refuse a later start with something else."""
+        """Record at the first start what decides a verdict; refuse a later start with different settings."""
         document, replay = self.document, self.app.config.replay
         embedder = similarity.load(replay.embedder)
         found = {
@@ -490,7 +489,7 @@ class Plan:
 
 
 class _Drive:
-    """Hands out cells within capacity and budget, and writes rows as they come."""
+    """Hands out cells within capacity and budget, and writes rows as they arrive."""
 
     def __init__(
         self, plan: Plan, executor: Executor, table: Table, progress: Callable[[Status], object] | None
@@ -503,10 +502,10 @@ class _Drive:
         self._failed = self._errors = self._calls = 0
         self._cost = 0.0
         self._paid: dict[Cell, tuple[int, float]] = {}
-        """For cells that could not be done, or were interrupted."""
+        """For cells that failed or were interrupted."""
         for row in table:
             self._pay(row)
-            if row["status"] != "error":  # else it is tried again
+            if row["status"] != "error":  # else it is retried
                 self._count(row)
         if table.is_resumed and self._is_limited:
             self._pay_interrupted()
@@ -524,7 +523,7 @@ class _Drive:
         self._errors += row["status"] == "error"
 
     def _pay(self, row: Row) -> None:
-        """Count what this matrix has spent; a row tells what all attempts of its cell have."""
+        """Count what this matrix has spent; a row covers all attempts of its cell."""
         if row.get("matrix", "" if row.get("reused") else self._plan.id) != self._plan.id:
             return
         calls, cost = self._paid.pop(cell_of(row), (0, 0.0))
@@ -539,14 +538,14 @@ class _Drive:
         return self._document.budget is not None or self._document.max_calls is not None
 
     def _pay_interrupted(self) -> None:
-        """Count what cells without a row have spent: they were under way when an earlier start was interrupted."""
+        """Count what cells without a row have spent: they were in progress when an earlier start was interrupted."""
         for run, variant, sample in self._cells():
             if (variant.name, sample, run) not in self._paid:
                 spent = self._plan.spent_by(self._plan.work(run, variant, sample))
                 self._pay({"run": run, "variant": variant.name, "sample": sample, "status": "error", **spent})
 
     def _untold(self, row: Row) -> float:
-        """What calls whose answers told no usage will have cost: the mean of the recorded run."""
+        """An estimate for calls whose answers reported no usage: the mean of the recorded run."""
         missing = row.get("withoutUsage", 0)
         if not missing or self._document.budget is None:
             return 0.0
@@ -554,7 +553,7 @@ class _Drive:
         return float(missing * cost / max(1, calls))
 
     def _expected(self, run: str, variant: Variant) -> tuple[float, int]:
-        """Cost and model calls of a cell, by the recorded run."""
+        """Expected cost and model calls of a cell, from the recorded run."""
         usage = self._plan._used()[run]
         return self._plan._cost(usage, variant) or 0.0, usage.calls
 
@@ -573,7 +572,7 @@ class _Drive:
         cells = self._cells()
         waiting: tuple[Work, float, int] | None = None
         while True:
-            workers = max(1, self._executed(self._executor.capacity))  # without any, a batch waits for the first
+            workers = max(1, self._executed(self._executor.capacity))  # if there are none, a batch waits for the first
             size = self._size(workers)
             while not self.stopped and len(self._under_way) < 2 * workers * size:
                 batch: list[Work] = []
@@ -593,7 +592,7 @@ class _Drive:
             if not self._under_way:
                 if self.stopped or not self._held:
                     return
-                time.sleep(0.2)  # all that is left is held by other processes
+                time.sleep(0.2)  # all remaining cells are held by other processes
                 again, self._held = list(self._held), deque()
                 for cell in again:
                     self._under_way[cell[0]["key"]] = cell
@@ -602,12 +601,12 @@ class _Drive:
                 self._take(row)
 
     def _executed(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What the executor does; where it fails, that says nothing about a variant."""
+        """Calls the executor; its failure says nothing about a variant."""
         try:
             return do(*args, **kwargs)
         except AntiphonError:
             raise
-        except Exception as error:  # of a library, or of whoever wrote the executor
+        except Exception as error:  # from a library or a custom executor
             raise InvalidInput(
                 f"The matrix {self._plan.id} was stopped: its workers cannot be used any more "
                 f"({type(error).__name__}: {error}). Cells that are done are in {self._table.path}.",
@@ -617,7 +616,7 @@ class _Drive:
             ) from error
 
     def _size(self, workers: int) -> int:
-        """Cells of a batch; where the next pair may decide, no more is under way than a quarter of what is done."""
+        """Cells per batch; if the next pair may decide, cells in progress are at most a quarter of those done."""
         mean = self._took / self._timed if self._timed else _BATCH_S
         most = len(self._done) // (8 * workers) if self._document.stops else _LARGEST
         return max(1, min(_LARGEST, most, int(_BATCH_S / max(mean, 1e-6))))
@@ -633,7 +632,7 @@ class _Drive:
         return self._plan.work(run, variant, sample), cost, calls
 
     def _affordable(self, cell: tuple[Work, float, int]) -> bool:
-        """Whether the budget has room for the cell beside all that is under way."""
+        """Whether the budget allows the cell in addition to everything in progress."""
         if not self._is_limited:
             return True
         budget, most = self._document.budget, self._document.max_calls

@@ -1,4 +1,4 @@
-"""The result of a matrix: its comparisons, their verdicts, and what people and machines read of them."""
+"""The result of a matrix: its comparisons, their verdicts, and what people and machines read about them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LOWEST, _REASONS = 10, 3
 
 
 def ordered(document: Document, round_: int) -> list[str]:
-    """The runs in the order of a round: drawn before anything is known, the same at every start."""
+    """The runs in the order of a round: drawn in advance, the same at every start."""
     mark = f"{document.order}:{round_}:"
     return sorted(document.runs, key=lambda run: hashlib.sha256(f"{mark}{run}".encode()).digest())
 
 
 class Judge:
-    """Feeds the comparisons, pair by pair in the drawn order, whatever order the cells are done in."""
+    """Feeds the comparisons, pair by pair in the drawn order, in whatever order the cells finish."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -58,7 +58,7 @@ class Judge:
         return {name: test.decision for name, test in self.tests.items() if test.decision != "undecided"}
 
     def add(self, row: Row) -> None:
-        """One more cell."""
+        """Add one cell."""
         value: float | None = None
         if row["status"] in ("pass", "fail"):
             value = float(row["score"]) if self._document.metric == "score" else float(row["status"] == "pass")
@@ -91,7 +91,7 @@ class Matrix:
     def __init__(self, document: Document, table: Table, *, stopped: str = "") -> None:
         self.document = document
         self.stopped = stopped
-        """``budget`` if it ended before all cells were done; a second start with a larger one goes on."""
+        """``budget`` if it ran out before all cells were done; a start with a larger one continues."""
         self._table = table
         self._judge = Judge(document)
         self._lanes: dict[str, dict[str, Any]] = {
@@ -127,7 +127,7 @@ class Matrix:
 
     @property
     def path(self) -> Path:
-        """The file with the rows, one JSON document a line."""
+        """The file with the rows, one JSON document per line."""
         return self._table.path
 
     def to_dicts(self) -> list[Row]:
@@ -141,7 +141,7 @@ class Matrix:
         return importlib.import_module("pandas").DataFrame(self.to_dicts())
 
     def verdicts(self) -> list[dict[str, Any]]:
-        """What each comparison found."""
+        """The result of each comparison."""
         base = self.document.variants[0].name
         found = []
         for name, test in self._judge.tests.items():
@@ -161,7 +161,7 @@ class Matrix:
         return found
 
     def lanes(self) -> list[dict[str, Any]]:
-        """Each variant in numbers."""
+        """The numbers of each variant."""
         found = []
         for name, lane in self._lanes.items():
             good = lane["cells"] - lane["errors"]
@@ -176,22 +176,22 @@ class Matrix:
         return found
 
     def lowest(self) -> list[dict[str, Any]]:
-        """The runs with the lowest mean score among the variants; a list to look at, not a test."""
+        """The runs with the lowest mean score over the variants; a list to inspect, not a test."""
         means = sorted((total / count, run) for run, (total, count) in self._of_run.items())
         return [{"run": run, "meanScore": round(mean, 6)} for mean, run in means[:_LOWEST]]
 
     @property
     def unclear(self) -> list[str]:
-        """Variants of which nothing is decided and cells failed, their own or those they are compared with."""
+        """Undecided variants with failed cells, their own or those of the baseline."""
         bad = {name: lane["errors"] for name, lane in self._lanes.items()}
-        if not self._judge.tests:  # nothing to compare with: a variant should answer at all
+        if not self._judge.tests:  # nothing to compare with: a variant should at least answer
             return [name for name, lane in self._lanes.items() if 0 < lane["cells"] == lane["errors"]]
         base = self.document.variants[0].name
         return [name for name in self._judge.tests if name not in self._judge.decided and bad[name] + bad[base]]
 
     @property
     def is_complete(self) -> bool:
-        """Whether all cells are done that the verdict needs."""
+        """Whether all cells that the verdict needs are done."""
         decided = self._judge.decided if self.document.stops else {}
         if decided and len(decided) == len(self._judge.tests):
             return True
@@ -266,7 +266,7 @@ class Matrix:
             yield f"Stopped by the {self.stopped}: antiphon matrix --resume {self.id} with a larger one goes on."
 
     def view(self) -> dict[str, Any]:
-        """What the page of the result shows, as plain data."""
+        """The data of the result's page."""
         from antiphon.scoring.html import matrix_view
 
         return matrix_view(self.to_wire(), self._table)
@@ -291,7 +291,7 @@ def matrices(app: Antiphon, limit: int = 50) -> list[dict[str, Any]]:
 
 
 def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:
-    """A matrix as it is now: its verdicts, how far it is, and as ``view`` what its page shows."""
+    """The current state of a matrix: its verdicts, its progress, and as ``view`` what its page shows."""
     owner, wire = _page(*_state(folder_of(wanted))) if re.fullmatch(r"[\w-]{1,64}", wanted) else (None, {})
     if owner != (app.tenant, app.store.url):
         raise NotFound(f"There is no matrix {wanted[:64]!r} here.", hint="List them: GET /v1/matrices")
@@ -300,17 +300,17 @@ def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:
 
 _Stamp = tuple[int, int]
 _Told = tuple[tuple[str, str] | None, dict[str, Any]]
-"""Tenant and store of a matrix, and what is said of it."""
+"""Tenant and store of a matrix, and its description."""
 
 
 def _state(folder: Path) -> tuple[Path, _Stamp, _Stamp]:
-    """A folder and the state of its files: what was read of them is read again when it has changed."""
+    """A folder and the state of its files: cached data is read again when it changes."""
     return folder, stamp_of(folder / PLAN), stamp_of(folder / TABLE)
 
 
 @functools.lru_cache(maxsize=1024)
 def _summary(folder: Path, plan: _Stamp, table: _Stamp) -> _Told:
-    """What a list says."""
+    """The list entry."""
     owner, found = _read(folder)
     wire = {} if found is None else found.to_wire()
     return owner, {name: value for name, value in wire.items() if name not in ("lowest", "table")}
@@ -318,7 +318,7 @@ def _summary(folder: Path, plan: _Stamp, table: _Stamp) -> _Told:
 
 @functools.lru_cache(maxsize=16)
 def _page(folder: Path, plan: _Stamp, table: _Stamp) -> _Told:
-    """What a page says; the table is a path of this machine."""
+    """The page entry; the table is a path on this machine."""
     owner, found = _read(folder)
     wire = {} if found is None else {**found.to_wire(), "view": found.view()}
     return owner, {name: value for name, value in wire.items() if name != "table"}

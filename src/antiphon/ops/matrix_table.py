@@ -1,4 +1,4 @@
-"""The files of a matrix: its plan, and the table of rows that grows."""
+"""The files of a matrix: its plan, and its growing table of rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BAD = b'"status":"error"'
 
 
 class Variant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is changed: another model, temperature, seed, system prompt, model client or code. Nothing: the baseline."""
+    """What is changed: model, temperature, seed, system prompt, model client or code. If nothing is: the baseline."""
 
     name: str
     model: str | None = None
@@ -43,7 +43,7 @@ class Variant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Document(msgspec.Struct, rename="camel", omit_defaults=True):
-    """A plan as it is kept: everything that a second start needs."""
+    """A plan as it is stored: everything that a second start needs."""
 
     id: str
     created_at_ms: int
@@ -53,14 +53,14 @@ class Document(msgspec.Struct, rename="camel", omit_defaults=True):
     workspace: str
     runs: list[str]
     variants: list[Variant]
-    """The first one is what the others are compared with, if ``compares``."""
+    """The first one is the baseline of the others, if ``compares``."""
     compares: bool
     rounds: int
     stops: bool
-    """Whether it ends as soon as all comparisons are decided."""
+    """Whether it stops as soon as all comparisons are decided."""
     code: dict[str, dict[str, Any]]
     entries: dict[str, str]
-    """The entry point of each run, where they differ; ``""`` is that of all others."""
+    """The entry point of each run, where they differ; ``""`` is the default."""
     metric: Metric = "pass"
     alpha: float = 0.05
     margin: float = 0.05
@@ -73,7 +73,7 @@ class Document(msgspec.Struct, rename="camel", omit_defaults=True):
     sandbox: bool = True
     sizes: dict[str, int] = {}
     settings: dict[str, Any] = {}
-    """What decides a verdict, as it was when the matrix was started first."""
+    """What decides a verdict, as it was at the first start of the matrix."""
 
 
 def folder_of(matrix_id: str = "") -> Path:
@@ -95,7 +95,7 @@ def cell_of(row: Row) -> Cell:
 
 
 class Table:
-    """The rows, in a file that grows. A cell that is tried again gets another row: the last one counts."""
+    """The rows, in a growing file. A cell that is retried gets another row: the last one counts."""
 
     def __init__(self, folder: Path, document: Document) -> None:
         self.path: Path = folder / TABLE
@@ -109,7 +109,7 @@ class Table:
         """Whether an earlier start of the matrix was interrupted, or ended without all of its cells."""
 
     def __enter__(self) -> Table:
-        """Begin to write; one process at a time."""
+        """Start writing; only one process at a time may."""
         folder = self.path.parent
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = _held(folder / _LOCK, self._document.id)
@@ -131,7 +131,7 @@ class Table:
         self._lock.close()
 
     def _tidy(self) -> None:
-        """Drop rows of cells that were tried again, lines that cannot be read, and one that was not finished."""
+        """Drop rows of cells that were retried, unreadable lines, and a partial last line."""
         kept = {cell_of(row): row for row in self}
         self._has_bad = any(row["status"] == "error" for row in kept.values())
         _replace(self.path, [orjson.dumps(row) + b"\n" for row in kept.values()])
@@ -166,7 +166,7 @@ class Table:
                 yield row
 
     def _row(self, line: bytes) -> Row | None:
-        """A line; ``None`` if it is none of this table."""
+        """The row of a line; ``None`` if it is not of this table."""
         try:
             row: Row = orjson.loads(line)
             return row if msgspec.convert(row, _Line).variant in self._lanes else None
@@ -174,7 +174,7 @@ class Table:
             return None
 
     def add(self, row: Row) -> None:
-        """One more."""
+        """Append one row."""
         self._file.write(orjson.dumps(row) + b"\n")
         self._file.flush()
 
@@ -193,7 +193,7 @@ class _Line(msgspec.Struct):
 
 
 def _held(path: Path, matrix_id: str) -> Any:
-    """A lock that only one process has, until it closes the file or ends."""
+    """A lock that only one process holds, until it closes the file or ends."""
     file = path.open("ab")
     try:
         if sys.platform == "win32":

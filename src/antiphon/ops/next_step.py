@@ -1,7 +1,8 @@
-"""Next steps compared: at each recorded model call another model is shown the same conversation, and its answer is
-compared with the recorded one. Then the recorded answer goes on, so one difference does not spoil the rest.
+"""Next steps compared: at each recorded model call another model gets the same conversation, and its answer is compared
+with the recorded one. Then the conversation continues with the recorded answer, so one difference does not affect
+the rest.
 
-No code of the agent is needed and no tool is called: this is what can be done with runs of other formats.
+This needs no agent code and calls no tools, so it also works for runs of other formats.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ SAME, SAME_TOOLS, OTHER_TOOLS = "same", "same tools", "other tools"
 CALLS, ANSWERS, OTHER_ANSWER, ERROR = "calls instead", "answers instead", "other answer", "error"
 VERDICTS = (SAME, SAME_TOOLS, OTHER_TOOLS, CALLS, ANSWERS, OTHER_ANSWER, ERROR)
 """The same calls or the same text; the same tools with other arguments; other tools; calls where the recorded model
-answered; answers where it called; another text; the model could not be asked."""
+answered; an answer where it called; another text; the model could not be asked.
+"""
 _LONG = 300
 
 
@@ -39,7 +41,7 @@ def next_steps(
     steps: int | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Ask *send* for the next step at each model call of the run; what it answers is recorded as a run of its own."""
+    """Ask *send* for the next step at each model call of the run; its answers are recorded as a separate run."""
     recording = load_recording(app, manifest)
     asked = [call for call in recording.top_calls() if call.kind == "llm"][:steps]
     if not asked:
@@ -56,7 +58,7 @@ def next_steps(
                 continue
             try:
                 answer = _said(run.llm({**request, **({"model": model} if model else {})}, send))
-            except Exception as error:  # a step that cannot be asked for is a row
+            except Exception as error:  # a step that cannot be asked for becomes a row
                 rows.append({**row, "verdict": ERROR, "why": f"{type(error).__name__}: {error}"[:_LONG]})
                 continue
             rows.append({**row, "answer": answer, "verdict": _compared(recorded, answer)})
@@ -75,7 +77,7 @@ def next_steps(
 
 
 def _requests(recording: Recording, asked: Sequence[RecordedCall]) -> Iterator[tuple[RecordedCall, dict[str, Any]]]:
-    """What each model call was asked; where a format tells only what came since the call before, all of it."""
+    """The request of each model call; the whole conversation, even if the format only tells what was added."""
     before: list[Event] = []
     for call in asked:
         started = recording.event(call.started)
@@ -133,7 +135,7 @@ def _compared(recorded: dict[str, Any], answer: dict[str, Any] | None) -> str:
 
 
 def in_all(many: Sequence[dict[str, Any]], failed: Sequence[tuple[str, AntiphonError]] = ()) -> dict[str, Any]:
-    """Several runs in numbers; the share is of the steps that could be compared."""
+    """Several runs in numbers; shares are of the steps that could be compared."""
     totals = {name: sum(one["verdicts"][name] for one in many) for name in VERDICTS}
     compared = sum(totals.values()) - totals[ERROR]
     return {

@@ -1,7 +1,7 @@
-"""A run under the key of the artifact that it replaces, so that a diff of both shows changes only (D36).
+"""Export a run under the key of the artifact that it replaces, so that a diff of both shows only real changes (D36).
 
-Pseudonyms have the length of what they stand for. So each is exchanged where a mask lies, and nothing else is touched:
-no original can come into the artifact. What was made from pseudonyms (digests of calls, names of lanes) is made anew.
+Pseudonyms are as long as what they stand for. So each is replaced in place under its mask, and nothing else is touched:
+no original can get into the artifact. Values derived from pseudonyms (digests of calls, names of lanes) are recomputed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _CALL = ("arguments", "request")
 
 
 class CannotRekey(Exception):
-    """A mask whose value cannot be told; the run is exported under its own key."""
+    """The value under a mask cannot be determined; the run is exported under its own key."""
 
 
 class Rekeying:
-    """Gives events of a run the pseudonyms of another key."""
+    """Replaces the pseudonyms in events of a run by those of another key."""
 
     def __init__(self, app: Antiphon, own: RunKey, wanted: RunKey) -> None:
         self._originals = Originals(own)
@@ -43,7 +43,7 @@ class Rekeying:
         self._before = app._redactor.for_run(own.key).pseudonyms
         self._after = app._redactor.for_run(wanted.key).pseudonyms
         self._names: dict[str, str] = {}
-        """What stands in the names of lanes and calls -> what stands there under the other key."""
+        """Text in the names of lanes and calls -> its replacement under the other key."""
 
     def events(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
@@ -85,12 +85,12 @@ class Rekeying:
     def _instead(self, mask: Mask, stands: str, value: str, text: str) -> str:
         if mask.key or not stands or len(stands) != len(value):
             raise CannotRekey
-        if stands == value:  # a credential of the environment, which is not kept
+        if stands == value:  # a credential of the environment, whose original is not kept
             return stands
         if self._before.of(mask.kind, value) == stands:
             new = self._after.of(mask.kind, value)
             self._names[stands] = new
-        else:  # a piece of a value, or another spelling
+        else:  # a part of a value, or another spelling
             hits = {(hit.start, hit.end): hit.new for hit in self._after.find(text)}
             new = hits.get((mask.start, mask.start + mask.length), "")
         if len(new) != len(stands) or new == value:
@@ -98,7 +98,7 @@ class Rekeying:
         return new
 
     def _digests(self, old: dict[str, Any], new: dict[str, Any], changed: set[str]) -> dict[str, Any]:
-        """The start of a call with what is made from its masked arguments."""
+        """The start of a call with everything that is derived from its masked arguments."""
         field = next((name for name in _CALL if name in changed), None)
         if field is None or "digest" not in old:
             return new
@@ -125,7 +125,7 @@ class Rekeying:
 
 
 def rekeyed(app: Antiphon, own: RunKey, wanted: RunKey, events: Iterable[Event]) -> Iterator[Event]:
-    """*events* of a run of the key *own* under the key *wanted*."""
+    """*events* of a run with the key *own*, rewritten for the key *wanted*."""
     try:
         yield from Rekeying(app, own, wanted).events(events)
     except (AntiphonError, KeyError, TypeError, ValueError, orjson.JSONDecodeError) as error:

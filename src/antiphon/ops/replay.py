@@ -1,4 +1,4 @@
-"""``antiphon.replay``: decides A or B, runs it, and reports with scores (K3, K4, K5, K8)."""
+"""``antiphon.replay``: chooses A or B, runs it, and reports with scores (K3, K4, K5, K8)."""
 
 from __future__ import annotations
 
@@ -72,12 +72,11 @@ def replay(
 ) -> Report:
     """Replay a run by object, id, unique prefix, ``latest`` or artifact path.
 
-    Without *mode* the kind is decided by the determinism score and the changes found: strict (A) answers everything
-    from the recording; explore (B) asks the model again and blocks side effects. *verify* asks the model beside a
-    strict replay, to find refusals that came or went. *masked* replays with pseudonyms although the originals could be
-    read, as a machine without the key does. *into* is the id for the run of an explore replay: if that run was
-    interrupted, it goes on, and what its models had answered is not asked again. *progress* gets the samples as they
-    are made.
+    Without *mode* the determinism score and the changes decide the kind: strict (A) answers everything from the
+    recording; explore (B) asks the model again and blocks side effects. *verify* also asks the model during a strict
+    replay, to find new or vanished refusals. *masked* replays with pseudonyms even if the originals can be read, like a
+    machine without the key. *into* is the id for the run of an explore replay: if that run was interrupted, it
+    continues without repeating answered model requests. *progress* receives the samples as they are produced.
     """
     app = app or current()
     if fence is not None:
@@ -143,7 +142,7 @@ def replay(
 
 
 def _check_settable(recording: Recording, asked: list[str]) -> None:
-    """Refuse, before anything runs, what the models of the recorded frameworks cannot be given."""
+    """Refuse, before anything runs, options that the models of the recorded frameworks do not accept."""
     if "provider" in asked:
         raise InvalidInput(
             "--provider alone changes nothing: a replay cannot reach another provider by its name.",
@@ -162,11 +161,11 @@ def _check_settable(recording: Recording, asked: list[str]) -> None:
 _OURS = frozenset({"sourceRun", "replayRun", "sampleRuns", "masked", "ars", "saved", "determinismParts", "spread"})
 
 _LONG = frozenset({"timelineA", "timelineB"})
-"""As long as the run: looked at call by call, to need no second copy of it."""
+"""As long as the run: masked call by call, to avoid a second copy."""
 
 
 def shown(recording: Recording, data: dict[str, Any]) -> dict[str, Any]:
-    """The report with masks in place of secrets: both sides were compared as they are."""
+    """The report with masks in place of secrets: both sides were compared unmasked."""
     view = recording.view
     return {
         name: value if name in _OURS else [*map(view, value)] if name in _LONG else view(value)
@@ -177,7 +176,7 @@ def shown(recording: Recording, data: dict[str, Any]) -> dict[str, Any]:
 def conclude(
     app: Antiphon, data: dict[str, Any], given: Any, late: Sequence[str], missing: Sequence[dict[str, Any]]
 ) -> None:
-    """Keep a replay that ran in another process, with what was tried after its end, and what did not come then."""
+    """Store a replay that ran in another process, with what was tried after its end and what was missing there."""
     with_late(data, late, missing)
     if data["replayType"] == "A":
         source = app.journal.manifest(data["sourceRun"])
@@ -190,7 +189,7 @@ def conclude(
 def _plan(
     app: Antiphon, recording: Recording, before: Setup, setup: Setup, mode: Mode | None, explores: bool, verify: bool
 ) -> dict[str, Any]:
-    """Score, changes and kind of the replay: what is known before it counts."""
+    """Score, changes and kind of the replay: what is known before it runs."""
     limit = app.config.replay.threshold
     found = _compared(before, setup)
     decision = scoring.decide_replay_type(found["determinismScore"], found["changes"], limit)
@@ -212,10 +211,10 @@ def _plan(
 
 
 def _compared(before: Setup, setup: Setup) -> dict[str, Any]:
-    """What differs between the recorded setup and another one."""
+    """The differences between the recorded setup and another one."""
     score = scoring.determinism(before.llm_config or {}, setup.llm_config or {})
     unknown = scoring.not_compared(before.to_wire(), setup.to_wire())
-    if before.llm_config and setup.llm_config:  # asked in a way that does not tell where the model is
+    if before.llm_config and setup.llm_config:  # the model was asked in a way that does not tell where it is
         neither = [name for name in WHERE if name not in before.llm_config and name not in setup.llm_config]
         unknown += [f"llm_config.{name}" for name in neither]
     return {
@@ -253,10 +252,10 @@ def _explore(
         )
         if isinstance(explored.run.error, OptionRefused):
             raise explored.run.error
-        seen = recorded_setup(explored.recording)  # what was really asked, not what the options say
+        seen = recorded_setup(explored.recording)  # what was actually requested, not what the options say
         _code(seen, function)
         if wanted.llm is not None and seen.llm_config and "provider" in wanted.config:
-            seen.llm_config["provider"] = wanted.config["provider"]  # only who wrote the function knows
+            seen.llm_config["provider"] = wanted.config["provider"]  # only the author of the function knows
         called = {**head, **_compared(before, before.merged_with(seen))}
         return explore_report(app, recording, explored, called, floor, texts, reviewed)
 
@@ -299,5 +298,5 @@ def _function(recording: Recording, given: Callable[..., Any] | None, execute: b
 
 
 def _code(setup: Setup, function: Callable[..., Any]) -> None:
-    """Which code this is: the entry point and the project's files behind it; a new commit alone is no change."""
+    """The version of the code: the entry point and the project's files behind it; a new commit alone is no change."""
     setup.code = code_of(source_digest(function), source_files(function))

@@ -1,4 +1,4 @@
-"""Two runs side by side, and what a replay found: one plain document behind ``--json``, the console and the page."""
+"""Two runs side by side, and the result of a replay: one plain document behind ``--json``, the console and the page."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from antiphon.scoring._scores import answer_text
 from antiphon.similarity.contradiction import as_seen
 
 SHOWN_CALLS = 2_000
-"""Longer timelines are cut in reports; scores see all calls."""
+"""Longer timelines are cut in reports; scores use all calls."""
 _KEPT = ("replayType", "determinismScore", "changes", "ars", "verdict")
 
 
 class Report:
-    """What a replay found. ``to_wire()`` is the document behind ``--json``; ``text()`` is the console's."""
+    """The result of a replay. ``to_wire()`` is the document behind ``--json``; ``text()`` is the console's."""
 
     def __init__(self, data: dict[str, Any], recording: Recording | None = None) -> None:
         self.data = data
@@ -54,7 +54,7 @@ class Report:
 
     @property
     def divergences(self) -> list[dict[str, Any]]:
-        """Every difference from the recording, the first one first."""
+        """Every difference from the recording, in order."""
         return list(self.data["divergences"])
 
     @property
@@ -92,7 +92,7 @@ class LazyEmbedder:
 
     @property
     def name(self) -> str:
-        """What the report says; texts that are equal need no embedder."""
+        """Its name in the report; equal texts need no embedder."""
         return "none needed" if self._found is None else similarity.name_of(self._found)
 
     def _load(self) -> Any:
@@ -104,19 +104,19 @@ class LazyEmbedder:
         return self._load()(texts)
 
     def __getattr__(self, name: str) -> Any:
-        """What else the embedder says of itself, such as ``same_from``."""
+        """Further properties of the embedder, such as ``same_from``."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._load(), name)
 
 
-# -- calls as scores see them ----------------------------------------------------------------------------------------
+# -- calls as the scores see them ------------------------------------------------------------------------------------
 
 
 def call_of(
     app: Antiphon, recording: Recording, call: RecordedCall, reviewed: Mapping[str, bool] | None = None
 ) -> scoring.Call:
-    """A recorded call. What is not declared a read is a side effect, unless it was reviewed as safe (D12, D13)."""
+    """A recorded call. Anything not declared a read is a side effect, unless it was reviewed as safe (D12, D13)."""
     started = recording.event(call.started)
     done = None if call.finished is None else recording.event(call.finished)
     payload = {} if done is None else done.payload
@@ -143,7 +143,7 @@ def call_of(
 
 
 def _milliseconds(meta: Mapping[str, Any]) -> float:
-    """A duration of the recording's account; a damaged one counts as nothing."""
+    """A recorded duration; a damaged one counts as 0."""
     value = meta.get("durationMs")
     return float(value) if isinstance(value, (int, float)) else 0.0
 
@@ -161,7 +161,7 @@ def _missed(call: Invocation) -> scoring.Call:
 
 
 def _saved(app: Antiphon, recording: Recording, calls: Sequence[RecordedCall]) -> dict[str, Any]:
-    """What did not have to be asked and paid again."""
+    """Calls that did not have to be sent and paid for again."""
     tokens, cost, milliseconds = 0, 0.0, 0.0
     for call in calls:
         if call.finished is None:
@@ -195,10 +195,10 @@ def _scored(
     view: Callable[[Any], Any],
     **gates: Any,
 ) -> dict[str, Any]:
-    """Scores and verdict of *total* recorded tool calls, of which *used* were made again, and of the outputs.
+    """Scores and verdict for *total* recorded tool calls, of which *used* were made again, and for the outputs.
 
-    Outputs are compared as they are. A word of them is shown only if it is still there in their *view*: in a piece
-    of a card number or a token nobody would recognise the secret.
+    Outputs are compared unmasked. A word is shown only if it is still present in the masked *view*: a fragment of a
+    card number or a token would not be recognised as a secret.
     """
     same = scoring.output_similarity(outputs, current, embedder)
     score = scoring.ars(float(same), float(scoring.tool_accuracy(total, used, new, total - used)))
@@ -234,12 +234,12 @@ def score_runs(
 ) -> dict[str, Any]:
     """Scores, structure and verdict of two runs.
 
-    Of a replay, *answered* are the recorded calls whose answers it used, and *new* is the number of tool calls that had
-    none; one that was made live and is equal to a recorded call counts as that call.
+    For a replay, *answered* are the recorded calls whose answers it used, and *new* is the number of tool calls without
+    a recorded answer; a live call that equals a recorded one counts as that call.
     """
     left, right = ([call_of(app, run, call, reviewed) for call in run.top_calls()] for run in (recorded, replayed))
     outputs = outputs_of(replayed)
-    if recorded.is_old and not replayed.is_old:  # lay placeholders beside placeholders
+    if recorded.is_old and not replayed.is_old:  # compare placeholders with placeholders
         present = presenter(app, recorded)
         outputs = [present(output) for output in outputs]
         right = [replace(call, arguments=present(call.arguments), value=present(call.value)) for call in right]
@@ -287,7 +287,7 @@ def strict_report(
     floor: float,
     embedder: Any,
 ) -> dict[str, Any]:
-    """The report of an A replay; without *strict* the code was not run and the recording stands for itself."""
+    """The report of an A replay; without *strict* the code was not run and the recording is compared with itself."""
     observer = strict.observer if strict is not None else Observer(recording, lambda value: value)
     if strict is None:
         observer.untouched()
@@ -357,7 +357,7 @@ _NOT_RUN: dict[str, Any] = {
 
 
 def _unanswerable(changes: Mapping[str, Any], divergences: Sequence[Any]) -> list[str]:
-    """Why a strict replay failed although nothing critical changed: another request has no recorded answer."""
+    """Why a strict replay failed although nothing critical changed: a changed request has no recorded answer."""
     fields = changes.get("llm_config") or {}
     if not fields or not divergences:
         return []
@@ -385,7 +385,7 @@ def _masked(recording: Recording, left: Sequence[Any]) -> dict[str, Any]:
 
 
 def _ended(refusals: Sequence[Any], error: BaseException | None) -> dict[str, Any]:
-    """What ended the agent, where that was a refusal or an exception."""
+    """What ended the agent, if it was a refusal or an exception."""
     if refusals:
         told = [refused.payload for refused in refusals]
         return {"refusals": told, "error": {"code": REFUSAL_CODE, "message": refusals[0].error.message}}
@@ -396,7 +396,7 @@ def _ended(refusals: Sequence[Any], error: BaseException | None) -> dict[str, An
 
 
 def with_late(data: dict[str, Any], late: Sequence[str], missing: Sequence[dict[str, Any]]) -> None:
-    """Add what was refused after the end of the replay, and what is missing there: it fails the verdict."""
+    """Add what was refused after the end of the replay, and what is missing there: both fail the verdict."""
     refused = list(dict.fromkeys(late))
     data["blocked"] = [*data.get("blocked", ()), *({"what": what} for what in refused)]
     for found in [*(escape_of(what, late=True).to_wire(data["sourceRun"]) for what in refused), *missing]:
@@ -449,9 +449,9 @@ def explore_report(
     embedder: Any,
     reviewed: Mapping[str, bool],
 ) -> dict[str, Any]:
-    """The report of a B replay; also kept with its run."""
+    """The report of a B replay; also stored with its run."""
     invoker, replayed = explored.invoker, explored.recording
-    for call in replayed.calls.values():  # what only a name makes a secret is known to the report from here on
+    for call in replayed.calls.values():  # from here on the report knows the values that only a name makes secret
         recording.view(replayed.arguments(call))
     answered = [call for call in recording.top_calls() if call.used]
     scored = score_runs(
@@ -514,7 +514,7 @@ def _refusal_wire(recording: Recording, refused: Any) -> dict[str, Any]:
 
 
 def spread_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Mean, lowest and highest of each score over several samples."""
+    """Mean, minimum and maximum of each score over several samples."""
     found: dict[str, Any] = {"samples": len(reports)}
     for name in ("score", "outputSimilarity", "toolAccuracy"):
         values = [float(report["ars"][name]) for report in reports]

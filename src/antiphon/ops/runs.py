@@ -74,12 +74,12 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
 
 
 def is_audit(manifest: RunManifest) -> bool:
-    """Whether this is the log of what operators did: kept like a run, but none that an agent made."""
+    """Whether this is the audit log: stored like a run, but not made by an agent."""
     return is_reserved(manifest.id)
 
 
 def all_runs(app: Antiphon, **wanted: str) -> Iterator[RunManifest]:
-    """The runs that fit, newest first, read page by page; the audit log among them."""
+    """The runs that match, newest first, read page by page; the audit log is included."""
     before: Cursor | None = None
     while page := app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before, **wanted):
         before = Cursor.of_run(page[-1])
@@ -98,7 +98,7 @@ def replay_manifest(app: Antiphon, source: RunManifest, kind: str, **more: Any) 
         id=uuid7(),
         started_at_ms=app.clock.now_ms(),
         source_run=source.id,
-        salt="",  # of release 0.1.0; this run is written by ours
+        salt="",  # of release 0.1.0; this run is written in the current format
         tags={"owner": owner_token(), "replay": kind},
         **more,
     )
@@ -112,10 +112,10 @@ def load_recording(
     shown: bool = False,
     seen: Callable[[Event], None] | None = None,
 ) -> Recording:
-    """The recording, ready to be asked; spilled payloads are brought back when they are needed.
+    """The recording, ready for queries; spilled payloads are loaded on demand.
 
-    With its key it holds the originals of masked values, unless *unseal* says otherwise; *shown* is for people to look
-    at, with masks. *seen* is given each event as it was written.
+    With its key it holds the originals of masked values, unless *unseal* is false; *shown* is for people, with masks.
+    *seen* receives each event as written.
     """
 
     def brought_back(event: Event) -> Event:
@@ -140,7 +140,7 @@ def load_recording(
 
 
 def opener(app: Antiphon, key: RunKey, pseudonyms: Pseudonyms) -> _Opener:
-    """Gives the events of a run their originals back; *pseudonyms* learn them."""
+    """Restores the originals in the events of a run; *pseudonyms* learn them."""
 
     def brought_back(event: Event) -> Event:
         with outside():
@@ -150,7 +150,7 @@ def opener(app: Antiphon, key: RunKey, pseudonyms: Pseudonyms) -> _Opener:
 
 
 class _Opener:
-    """Gives events their originals back, and learns which pseudonym stands for which value."""
+    """Restores the originals in events, and learns which pseudonym stands for which value."""
 
     def __init__(self, originals: Originals, pseudonyms: Pseudonyms, whole: Callable[[Event], Event]) -> None:
         self.originals = originals
@@ -190,7 +190,7 @@ def events_of(app: Antiphon, run: str, *, start: int = 0) -> Iterator[Event]:
 
 
 class ReservedRun:
-    """A run that no agent made: a log of what operators or the host changed. Every process reads on in it."""
+    """A run without an agent: a log of what operators or the host changed. Every process appends to it."""
 
     def __init__(self, journal: Journal, clock: Clock, manifest: RunManifest) -> None:
         self._journal = journal
@@ -201,7 +201,7 @@ class ReservedRun:
         self._read_at = float("-inf")
 
     async def read(self, *, at_most_every_s: float = 0.0) -> list[Event]:
-        """What was appended since the last time; nothing if that was less than *at_most_every_s* ago."""
+        """Events appended since the last call; none if that was less than *at_most_every_s* ago."""
         now = time.monotonic()
         found: list[Event] = []
         if now - self._read_at < at_most_every_s:
@@ -216,12 +216,12 @@ class ReservedRun:
         return found
 
     async def _is_ours(self) -> bool:
-        """Whether the run of this id is the log that it should be; release 0.1.0 imported any id."""
+        """Whether the run with this id is the expected log; release 0.1.0 imported any id."""
         there = await self._journal.manifest(self._run)
         return there is not None and there.tenant == self._manifest.tenant and "imported" not in there.tags
 
     async def append(self, kind: str, payload: dict[str, Any]) -> None:
-        """Write one change down."""
+        """Append one entry."""
         now = self._clock.now_ms()
         await self._journal.open_run(msgspec.structs.replace(self._manifest, started_at_ms=now))
         if not await self._is_ours():
@@ -231,7 +231,7 @@ class ReservedRun:
 
 
 def real_status(manifest: RunManifest) -> str:
-    """The status; a run whose process is gone was interrupted, whatever it says."""
+    """The status; a run whose process has died was interrupted, whatever its manifest says."""
     if manifest.status == "running" and certainly_dead(manifest.tags.get("owner", "")):
         return "interrupted"
     return manifest.status
@@ -251,7 +251,7 @@ def count_runs(app: Antiphon, *, prefix: str = "", name: str = "", status: str =
 
 
 def _fitting(app: Antiphon, prefix: str, name: str, status: str, replays: bool) -> Iterator[RunManifest]:
-    # a killed run never said how it ended
+    # a killed run could not record how it ended
     for said in ("running", "interrupted") if status == "interrupted" else (status,):
         for manifest in all_runs(app, prefix=prefix, name=name, status=said):
             hidden = is_audit(manifest) or (manifest.source_run is not None and not replays)
@@ -260,7 +260,7 @@ def _fitting(app: Antiphon, prefix: str, name: str, status: str, replays: bool) 
 
 
 def event_count(app: Antiphon, manifest: RunManifest) -> int:
-    """How many events a run has; of one that did not end, the log itself is asked."""
+    """How many events a run has; for one that did not end, the log itself is asked."""
     if manifest.events or manifest.status not in ("running", "interrupted"):
         return manifest.events
 
@@ -298,9 +298,9 @@ def _is_number(text: str | None) -> bool:
 
 
 def one_event(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> Event:
-    """A single event, spilled parts brought back; nothing else of the run is read.
+    """A single event with its spilled parts; nothing else of the run is read.
 
-    It shows masks in place of what was redacted, unless *reveal* asks for the originals.
+    Redacted values are shown as masks, unless *reveal* asks for the originals.
     """
     found = app.journal.events(run, start=seq, stop=seq + 1, limit=1) if seq >= 0 else []
     if not found:
@@ -322,7 +322,7 @@ def one_event(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> Eve
 
 
 def context_of(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> dict[str, Any]:
-    """Exactly what the model saw at event *seq* (the start of a model call); with masks unless *reveal* says so."""
+    """Exactly what the model saw at event *seq* (the start of a model call); masked unless *reveal* is set."""
     event = one_event(app, run, seq, reveal=reveal)
     if event.payload.get("kind") != "llm":
         raise InvalidInput(f"Event {seq} is {event.type}, not a model call.", hint="Find one: antiphon show RUN --json")
@@ -335,7 +335,7 @@ def context_of(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> di
 
 
 class Node:
-    """One line of the timeline; holds what is shown and no payloads."""
+    """One line of the timeline; holds what is displayed, without payloads."""
 
     __slots__ = ("children", "notes", "undoes", "wire")
 
@@ -371,7 +371,7 @@ class Node:
             self.wire["error"] = event.payload["error"]
 
     def end(self, event: Event, outcome: str) -> None:
-        """Of a node of a workflow, which has no call of its own."""
+        """For a workflow node, which has no call of its own."""
         self.wire["outcome"] = outcome
         self.wire["meta"] = {"durationMs": event.at_ms - self.wire["startedAtMs"]}
         if isinstance(event.payload.get("error"), dict):
@@ -395,7 +395,7 @@ _NUMBERS = ("durationMs", "attempts", "gapMs", "ageMs")
 
 
 def _shown_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """What a recording from elsewhere says where a number belongs is a number, or left out."""
+    """A number from an imported recording; left out if it is not one."""
     shown = _plain(meta)
     for name in _NUMBERS:
         if name in shown and (isinstance(shown[name], bool) or not isinstance(shown[name], (int, float))):
@@ -450,7 +450,7 @@ _OF_THE_RUN = ("run.started", "run.completed", "run.failed", "run.cancelled")
 
 
 class _Tree:
-    """Puts the events of a run in their places, one by one."""
+    """Places the events of a run in the tree, one by one."""
 
     def __init__(self, prices: Mapping[str, Any]) -> None:
         self._prices = prices
@@ -461,7 +461,7 @@ class _Tree:
         self.cost = 0.0
         self._calls: dict[str, Node] = {}
         self._open: Node | None = None
-        """The node of the workflow that is being executed; what happens meanwhile is below it."""
+        """The workflow node that is being executed; what happens meanwhile is nested below it."""
 
     def add(self, event: Event) -> None:
         kind = event.type
@@ -488,7 +488,7 @@ class _Tree:
             self._place().append(Node(event))
 
     def with_sagas(self, sagas: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        """The sagas, each with how many calls it has made; what became of those is noted on their lines."""
+        """The sagas, each with its number of calls; their fate is noted on their lines."""
         for saga in sagas.values():
             saga["calls"] = 0
             for write in saga["writes"]:
@@ -530,7 +530,7 @@ class _Tree:
         self.cost += cost_of(self._prices.get(str(node.wire.get("model"))), event.meta.get("usage"))
 
     def _workflow(self, event: Event) -> None:
-        """An event of a run of the host: its nodes are lines, what else they tell stands beside them."""
+        """An event of a host run: nodes become lines, other facts are noted next to them."""
         if event.type == "node.started":
             self._open = Node(event)
             self._open.wire |= {"kind": "node", "name": _text(event, "nodeId"), "what": _text(event, "typeId")}
@@ -552,7 +552,7 @@ def _text(event: Event, name: str) -> str:
     return str(event.payload.get(name, ""))
 
 
-# -- deleting what is no longer needed; the advertised replay window is never undercut (L7) ---------------------------
+# -- deleting what is no longer needed; never within the advertised replay window (L7) --------------------------------
 
 _DAY_MS = 86_400_000
 
@@ -597,7 +597,7 @@ def collect(
         protected, doomed = len(doomed) - len(old), old
     deleted = [manifest for manifest in doomed.values() if real_status(manifest) != "running"]
     blobs = app.blobs if not dry_run and isinstance(app.blobs, ContentBlobs) else None
-    others = [] if blobs is None else blobs.other_stores()  # asked first: a bucket that is away stops all
+    others = [] if blobs is None else blobs.other_stores()  # asked first: an unreachable bucket stops everything
     gone: list[str] = []
 
     def delete(manifest: RunManifest) -> None:
@@ -625,14 +625,14 @@ def collect(
 
 
 def _unused_blobs(app: Antiphon, blobs: ContentBlobs, progress: Progress) -> int:
-    """Delete payloads of this store that neither a run nor a claim refers to any more.
+    """Delete payloads of this store that no run or claim refers to any more.
 
-    A payload is kept before the event that names it is written: while anything runs, nothing is deleted. One that is
-    there already is not written again, so a run may come to need what was unused a moment ago. What seems unused is
-    therefore set aside, where no run finds it any more. Whatever has relied on it until then still runs, or has left
-    its references: after a second look the payload is put back or deleted.
+    A payload is stored before the event that refers to it: while anything runs, nothing is deleted. An existing payload
+    is not written again, so a run may come to need one that was unused a moment ago. Payloads that seem unused are
+    therefore set aside first, where no run finds them. Whatever relied on one before that is still running, or has left
+    its references: after a second check the payload is put back or deleted.
     """
-    for left in list(blobs.aside(app.tenant)):  # by a process that was killed between the two looks
+    for left in list(blobs.aside(app.tenant)):  # by a process that was killed between the two checks
         blobs.put_back(app.tenant, left)
     found = list(blobs.refs(app.tenant))
     if not found or _busy(app):
@@ -652,7 +652,7 @@ def _unused_blobs(app: Antiphon, blobs: ContentBlobs, progress: Progress) -> int
 
 
 def _used(app: Antiphon, read: dict[str, int], progress: Progress) -> set[str]:
-    """The payloads that claims and events refer to; *read* says where each run was read up to, and is told."""
+    """The payloads that claims and events refer to; *read* holds how far each run was read, and is updated."""
     used: set[str] = set()
 
     def look(run: str) -> None:

@@ -25,11 +25,11 @@ from antiphon.ops.gateways import find_tool
 from antiphon.ops.runs import events_of, opener, real_status
 
 _LAST = 1 << 62
-"""The place of a write that nobody has seen settle: it is undone first."""
+"""The position of a write that was never seen to settle: it is undone first."""
 
 
 class Logged:
-    """A write of a saga as the log has it."""
+    """A write of a saga as recorded in the log."""
 
     def __init__(self, app: Antiphon, started: Event, finished: Event | None) -> None:
         self.tool_name: str = full_name(started.payload)
@@ -37,7 +37,7 @@ class Logged:
         self.order: int = _LAST + started.seq if finished is None else finished.seq
         self.token: str = _token(started)
         self.by_hand: bool = False
-        """Whether a person has dealt with it."""
+        """Whether a person has handled it."""
         found = find_tool(self.tool_name, app.store)
         self.gateway: Gateway | AsyncGateway | None = None if found is None else found[0]
         self.tool: Tool | None = None if found is None else found[1]
@@ -61,7 +61,7 @@ class Logged:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody knows, or can be asked, if it took effect: it is not undone before a person has said so."""
+        """Whether its effect is unknown and nobody can be asked: it is not undone until a person has resolved it."""
         if self.tool is None or self.tool.spec.reconcile is not None:
             return False
         found = self._journal.read(*self._claim)
@@ -81,7 +81,7 @@ class Logged:
     def undo(self) -> Any:
         tool, value = self.tool, self._value
         assert tool is not None
-        known = value is not NOTHING  # else the record of its claim has the result, or says what came of it
+        known = value is not NOTHING  # else its claim record has the result, or says how it ended
         of = Execution(*self._claim, self.token, tool, self._arguments, known, self.call_name)
         return self.undoes.start(of, codec.as_declared(tool.decode, value) if known else NOTHING)
 
@@ -99,9 +99,9 @@ def undo_run(
 ) -> dict[str, Any]:
     """Undo what the interrupted and stuck sagas of a run have done, as plain data: each saga, and each of its writes.
 
-    What was undone before is not undone again: each undo is claimed by the execution it undoes. *done* names calls
-    that a person has dealt with: they are not undone, and block nothing. *confirm* is given the plan of a dry run, and
-    raises if it should not be carried out.
+    Nothing is undone twice: each undo is claimed by the execution it undoes. *done* names calls that a person has
+    handled: they are not undone, and block nothing. *confirm* receives the plan of a dry run, and raises if it should
+    not be carried out.
     """
     events = list(events_of(app, manifest.id))
     over = force or real_status(manifest) != "running"
@@ -134,7 +134,7 @@ def undo_run(
 
 
 def _check_tools(manifest: RunManifest, writes: Sequence[Logged]) -> None:
-    """That none of its tools is known here means that the wrong code was loaded, or none."""
+    """If none of its tools is known here, the wrong code was loaded, or none."""
     if writes and all(write.tool is None for write in writes):
         missing = ", ".join(sorted({write.tool_name for write in writes}))
         raise NotFound(
@@ -145,7 +145,7 @@ def _check_tools(manifest: RunManifest, writes: Sequence[Logged]) -> None:
 
 
 def _by_hand(plans: Plans, done: set[str]) -> Plans:
-    """The plans without what a person has dealt with."""
+    """The plans without what a person has handled."""
     writes = [write for _, standing, _ in plans for write in standing]
     if unknown := sorted(done - {write.call_name for write in writes}):
         left = ", ".join(f"{write.call_name} ({write.tool_name})" for write in writes) or "none"
@@ -173,7 +173,7 @@ def _writes(
         return event if opened is None else opened(event)
 
     last: dict[str, Event] = {}
-    """By place in the run: a run that was resumed begins at its beginning."""
+    """By position in the run: a resumed run starts over from its beginning."""
     starts: list[Event] = []
     ends: dict[int, Event] = {}
     undone: set[str] = set()
@@ -203,7 +203,7 @@ def _writes(
 
 
 def _token(started: Event) -> str:
-    """What names the execution that a start event tells of."""
+    """The token of the execution that a start event records."""
     where = started.meta.get("execution")
     return str((where if isinstance(where, dict) else {}).get("token", ""))
 
@@ -247,7 +247,7 @@ Plans = list[tuple[dict[str, Any], list[Logged], list[Logged]]]
 
 
 def _undo(app: Antiphon, manifest: RunManifest, plans: Plans, reason: str) -> list[dict[str, Any]]:
-    """Undo them; the calls are addenda of the run, in a lane of their own."""
+    """Undo them; the calls are appended to the run, in a separate lane."""
     recorder = app.recorder(manifest)
     scope = recorder.scope
     recorder.after_end(lambda calls: None)

@@ -1,6 +1,6 @@
 """The sandbox of replayed code: sockets, processes and writes outside a scratch folder are refused (D34, D37).
 
-It is one audit hook, with a few functions beside it that Python does not audit, and one decision: :func:`held_by`.
+It is one audit hook, plus wrappers for a few functions that Python does not audit, and one decision: :func:`held_by`.
 What bypasses Python (libpq, uvloop, gRPC, other native code) bypasses it too. On Linux the command line also enters an
 empty network namespace where the kernel allows it.
 """
@@ -33,15 +33,15 @@ from antiphon.ops.finalizers import Births, finalizing
 __all__ = ["HINT", "Sandbox", "hold_process", "leave_network", "outside", "release_process", "sandboxed"]
 
 Sandbox = bool | Literal["process"]
-"""Whether there is a sandbox; ``process`` is the word of 0.1.0 for the same."""
+"""Whether there is a sandbox; ``process`` is the 0.1.0 name for ``True``."""
 
 HINT = "See docs/explanation/sandbox.md; --no-sandbox (in Python: sandbox=False) lets the code use files, sockets and "
 HINT += "processes."
 
 _running: list[Replay] = []
-"""Replays that run now in this process, the latest last."""
+"""Replays that are running in this process, the latest last."""
 _process: list[Replay] = []
-"""Holds the replay to which all that is unmarked belongs, in a process that only replays."""
+"""In a process that only replays: the replay to which all unmarked work belongs."""
 _installed = False
 _NETWORK = frozenset(
     "socket.connect socket.bind socket.sendto socket.sendmsg socket.getaddrinfo socket.gethostbyname "
@@ -57,7 +57,7 @@ _CHANGES = frozenset(
     "os.setxattr os.removexattr os.chflags".split()
 )
 _ENTRIES = frozenset("os.remove os.rename os.rmdir os.mkdir os.symlink".split())
-"""Changes of a name in its folder; the others follow a link to the file it leads to."""
+"""Changes of a directory entry; the others follow symbolic links."""
 _OTHERS = frozenset({"syslog.syslog", "syslog.openlog", "socket.sethostname", "winreg.SetValue", "winreg.CreateKey"})
 _AUDITED = _NETWORK | _PROCESSES | _SIGNALS | _CHANGES | _OTHERS | {"open", "sqlite3.connect", "sqlite3.connect/handle"}
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -68,10 +68,10 @@ _HARMLESS = frozenset({"/dev/null", "/dev/tty", "/dev/stdout", "/dev/stderr", "/
 
 
 def held_by(frame: FrameType | None, network: bool = False) -> Replay | None:
-    """The replay that forbids the code at *frame* an effect; ``None`` if it may.
+    """The replay that forbids the code at *frame* an effect; ``None`` if the effect is allowed.
 
-    Marked work is held by its own replay, for ever. Unmarked work is held by the replay that runs, unless it belongs to
-    a run or an application object of its own, or to a tool.
+    Marked work is always held by its own replay. Unmarked work is held by the running replay, unless it belongs to
+    another run, to another application object, or to a tool.
     """
     origin = origin_var.get()
     if origin is OUTSIDE:
@@ -93,7 +93,7 @@ def held_by(frame: FrameType | None, network: bool = False) -> Replay | None:
 
 
 def _has_application() -> bool:
-    """Whether this context works for an application object of its own: another tenant of the process."""
+    """Whether this context works for its own application object: another tenant of the process."""
     app = sys.modules.get("antiphon.ops.app")
     return app is not None and app._current.get() is not None
 
@@ -117,7 +117,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         if not is_tool(frame):
             _unguarded.append(None)
         return
-    if event == "socket.sendmsg" and len(args) > 1 and args[1] is None:  # on a connection
+    if event == "socket.sendmsg" and len(args) > 1 and args[1] is None:  # on a connected socket
         _check_sending(args[0], frame)
         return
     replay = held_by(frame, event in _NETWORK)
@@ -126,7 +126,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _effect(replay: Replay, event: str, args: tuple[Any, ...]) -> str:
-    """What an event would do outside; empty if it may."""
+    """The external effect of an event, in words; empty if it is allowed."""
     if event == "socket.bind" and _is_probe(args[0], args[1]):
         return ""
     if event in _NETWORK:
@@ -143,7 +143,7 @@ def _effect(replay: Replay, event: str, args: tuple[Any, ...]) -> str:
         return f"writing {args[0]!r}" if writes and not _allowed(replay, args[0]) else ""
     if event == "sqlite3.connect":
         return "" if _harmless_database(replay, args[0]) else f"opening the database {args[0]!r}"
-    if event == "os.mkdir" and Path(_path(*_changed(event, args)[0])).is_dir():  # the system says that it exists
+    if event == "os.mkdir" and Path(_path(*_changed(event, args)[0])).is_dir():  # the system reports that it exists
         return ""
     if event in _CHANGES and args:
         entry = event in _ENTRIES
@@ -154,7 +154,7 @@ def _effect(replay: Replay, event: str, args: tuple[Any, ...]) -> str:
 
 
 def _is_probe(link: Any, address: Any) -> bool:
-    """Any free TCP port of the loopback interface: taken to see whether there is IPv6, say. Listening is refused."""
+    """Any free TCP port of the loopback interface: bound to detect IPv6, for example. Listening is refused."""
     import socket
 
     return (
@@ -168,8 +168,8 @@ def _is_probe(link: Any, address: Any) -> bool:
 
 
 def _allowed(replay: Replay, path: Any, folder: Any = -1, entry: bool = False) -> bool:
-    """Whether *path*, seen from the folder that an open descriptor names, may be changed; *entry*: the name itself, not
-    what a link of that name leads to.
+    """Whether *path*, relative to the folder of an open descriptor, may be changed; *entry*: the name itself, not the
+    target of a link with that name.
     """
     if isinstance(path, int):
         try:
@@ -199,8 +199,8 @@ def _path(path: Any, folder: Any) -> str:
 
 
 def _changed(event: str, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
-    """The paths that an event changes, each with the folder it is seen from."""
-    if event in ("os.rename", "os.link"):  # a second name for a file is a way to write to it
+    """The paths that an event changes, each with the folder it is relative to."""
+    if event in ("os.rename", "os.link"):  # a second name for a file allows writing to it
         return [(args[0], args[2]), (args[1], args[3])]
     if event in ("os.symlink", "os.mkdir", "os.chmod"):
         return [(args[1] if event == "os.symlink" else args[0], args[2])]
@@ -210,7 +210,7 @@ def _changed(event: str, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
 
 
 def _scratch(replay: Replay) -> str:
-    """The folder for temporary files of a replay, made when the first one is wanted."""
+    """The folder for temporary files of a replay, created on demand."""
     if replay.scratch is None:
         with outside():
             replay.scratch = os.path.realpath(tempfile.mkdtemp(prefix="antiphon-replay-"))
@@ -220,7 +220,7 @@ def _scratch(replay: Replay) -> str:
 
 
 _left_over: list[Replay] = []
-"""Replays whose late work has made a scratch folder."""
+"""Replays whose late work created a scratch folder."""
 
 
 def _remove_left_over() -> None:
@@ -238,11 +238,11 @@ def _remove_scratch(replay: Replay) -> None:
 # -- databases -------------------------------------------------------------------------------------------------------
 
 _unguarded: list[None] = []
-"""One for each connection that was made and not guarded: by its class, or by a thread that alone can guard it."""
+"""One entry for each unguarded connection, made through its class, or guardable only by its own thread."""
 
 
 def _harmless_database(replay: Replay, name: Any) -> bool:
-    """In memory, in the scratch folder, or opened to be read."""
+    """In memory, in the scratch folder, or opened read-only."""
     text = os.fsdecode(name) if isinstance(name, (str, bytes)) else str(name)
     if text in (":memory:", ""):
         return True
@@ -258,7 +258,7 @@ def _harmless_database(replay: Replay, name: Any) -> bool:
 
 
 def _guard_database(connection: Any) -> None:
-    """Ask about each statement that writes to a file: the connection may be older than the replay that uses it."""
+    """Check each statement that writes to a file: the connection may be older than the replay that uses it."""
     import sqlite3
 
     harmless = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -296,10 +296,10 @@ def _note_unguarded(connection: Any) -> None:
 
 
 def _guard_databases() -> None:
-    """The same for connections that are open; statements that were prepared before are prepared again.
+    """The same for open connections; statements that were prepared before are prepared again.
 
-    Our own are left alone, because another thread may be using them. So are those that are guarded: replacing the
-    guard while another thread prepares a statement would wait for that thread, which waits for the guard.
+    Our own are left alone, because another thread may be using them. So are those that are already guarded: replacing
+    the guard while another thread prepares a statement would deadlock, because that thread waits for the guard.
     """
     import gc
     import sqlite3
@@ -309,8 +309,8 @@ def _guard_databases() -> None:
     for kind in kinds:
         kinds += kind.__subclasses__()
     others = {kind for kind in kinds if kind.__module__.partition(".")[0] != "antiphon"}
-    for found in gc.get_referrers(*others):  # every object refers to its class; looking at each of them takes seconds
-        if type(found) not in others:  # isinstance would ask proxies, and load what they stand for
+    for found in gc.get_referrers(*others):  # every object refers to its class; checking every object takes seconds
+        if type(found) not in others:  # isinstance would query proxies, and load what they stand for
             continue
         if not any(type(one) is FunctionType and one.__qualname__ == _GUARD for one in gc.get_referents(found)):
             _guard_database(found)
@@ -318,10 +318,10 @@ def _guard_databases() -> None:
 
 
 def _expire_statements() -> None:
-    """Have statements prepared again that were prepared between two replays: nobody was asked about them.
+    """Expire statements that were prepared between two replays: they were not checked.
 
-    Connections that are opened later keep none (:func:`_guard_connecting`). One that another thread may be using at
-    this moment is left alone, for the reason above.
+    Connections that are opened later cache none (:func:`_guard_connecting`). One that another thread may be using right
+    now is left alone, for the reason above.
     """
     import sqlite3
 
@@ -334,7 +334,7 @@ def _expire_statements() -> None:
 
 
 def _others_wait() -> bool:
-    """Whether no other thread can be inside of SQLite: each is in a function of a module that only waits."""
+    """Whether no other thread can be inside SQLite: each is in a function of a module that only waits."""
     mine = threading.get_ident()
     with without_gc():
         frames = sys._current_frames()
@@ -346,12 +346,12 @@ def _others_wait() -> bool:
 
 
 _WAITING = frozenset("threading queue selectors socket ssl concurrent multiprocessing antiphon".split())
-"""Antiphon's own threads have connections of their own."""
+"""Antiphon's own threads have their own connections."""
 
 
 @cache
 def _unused() -> int:
-    """How many references there are to a connection in a list that nobody uses."""
+    """The reference count of a connection in a list that nothing else uses."""
     import sqlite3
 
     with outside():
@@ -377,16 +377,16 @@ def _is_shared(connection: Any) -> bool:
 
 
 _older: list[Any] = []
-"""Connections that were opened before there was a sandbox. They cannot be referred to weakly."""
+"""Connections that were opened before there was a sandbox. They do not support weak references."""
 _GUARD = f"{_guard_database.__name__}.<locals>.authorize"
 
 
 _CACHED_STATEMENTS = 7
-"""The place of that argument of ``connect``, counted from 1."""
+"""The position of that argument of ``connect``, counted from 1."""
 
 
 def _guard_connecting() -> None:
-    """The same for connections that will be opened."""
+    """The same for connections that are opened from now on."""
     try:
         import sqlite3
     except ImportError:  # a Python without it
@@ -394,12 +394,12 @@ def _guard_connecting() -> None:
 
     def make(connect: Any) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if len(args) < _CACHED_STATEMENTS:  # SQLite asks when it prepares a statement, so that none may be kept
+            if len(args) < _CACHED_STATEMENTS:  # SQLite checks when it prepares a statement, so none may be cached
                 kwargs["cached_statements"] = 0
             connection = connect(*args, **kwargs)
             if not is_tool(sys._getframe().f_back):
                 _guard_database(connection)
-                with suppress(IndexError):  # a replay that began meanwhile has found it
+                with suppress(IndexError):  # a replay that started meanwhile has found it
                     _unguarded.pop()
             return connection
 
@@ -425,7 +425,7 @@ def _guarded(what: str) -> Callable[[Any], Callable[..., Any]]:
 
 
 def _check_sending(link: Any, frame: FrameType | None) -> None:
-    """Whether this connection may be sent on. Pairs of sockets inside the process are no concern."""
+    """Whether sending on this connection is allowed. Socket pairs inside the process are ignored."""
     import socket
 
     replay = held_by(frame, network=True)
@@ -439,13 +439,13 @@ def _check_sending(link: Any, frame: FrameType | None) -> None:
         if _is_answer(link, mine, peer):
             return
         if _is_closed(link):
-            raise BrokenPipeError(errno.EPIPE, "Broken pipe")  # what the kernel would say; nobody would receive it
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")  # what the kernel would report; nobody would receive it
     _refuse(replay, f"sending to {peer!r}")
 
 
 def _is_answer(link: Any, mine: tuple[Any, ...], peer: tuple[Any, ...]) -> bool:
-    """Whether a server of this process answers this process, such as a test's stand-in for a provider: the connection
-    was accepted, or a socket listens where it began, and its other end is open here.
+    """Whether a server in this process answers a client in this process, such as a fake provider in a test: the
+    connection was accepted, or a socket listens on the local port, and the other end is open here.
     """
     import socket
 
@@ -501,7 +501,7 @@ def _guard_sending(original: Any) -> Callable[..., Any]:
 
 
 def _guard_writing(original: Any) -> Callable[..., Any]:
-    """The same by the number of a socket."""
+    """The same by file descriptor."""
     import socket
 
     def guarded(descriptor: int, *args: Any, **kwargs: Any) -> Any:
@@ -520,7 +520,7 @@ def _guard_writing(original: Any) -> Callable[..., Any]:
 
 
 def _guard_opening(original: Any) -> Callable[..., Any]:
-    """The audit hook does not learn from which folder ``os.open`` sees a path."""
+    """The audit hook does not learn which folder a path of ``os.open`` is relative to."""
 
     def guarded(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         if dir_fd is None or not flags & _WRITE_FLAGS:
@@ -567,7 +567,7 @@ def _guard_unaudited() -> None:
 
 
 def _guard_temporary_files() -> None:
-    """Temporary files of marked work lie in the scratch folder; others stay where they were."""
+    """Temporary files of marked work go to the scratch folder; others stay where they were."""
 
     def make(original: Any) -> Callable[..., Any]:
         def gettempdir() -> Any:
@@ -584,8 +584,8 @@ def _install() -> None:
     global _installed
     if not _installed:
         _installed = True
-        tempfile.gettempdir()  # its first call writes a file; the hook must not meet itself there
-        platform.platform()  # SDKs tell it in a header, and Python asks a program for it once
+        tempfile.gettempdir()  # its first call writes a file; this must not happen inside the hook
+        platform.platform()  # SDKs send it in a header, and Python runs a program once to find out
         _guard_unaudited()
         _guard_temporary_files()
         _lineage.refuse = _check
@@ -607,9 +607,9 @@ def _install() -> None:
 
 @contextmanager
 def sandboxed(active: Sandbox = True, title: str = "", writable: Sequence[str | Path] = ()) -> Iterator[list[str]]:
-    """Mark what happens inside, and all that it starts, as a replay; the list says what was tried and refused.
+    """Mark what happens inside, and everything it starts, as a replay; the list says what was tried and refused.
 
-    The run that is open here, if any, is the one that is replayed. *writable*: folders that it may change.
+    The run that is open here, if any, is the one being replayed. *writable*: folders that it may change.
     """
     replay = Replay(title, bool(active))
     replay.places = tuple(os.path.realpath(place) for place in writable)
@@ -618,7 +618,7 @@ def sandboxed(active: Sandbox = True, title: str = "", writable: Sequence[str | 
     origin = origin_var.get()
     scope = None if origin is None else origin.scope
     mine = origin if origin is not None and scope is not None and scope.invoker is not None else Origin(scope)
-    mine.replay = replay  # for good: what it started may go on after its end
+    mine.replay = replay  # permanently: what it started may outlive it
     token = origin_var.set(mine)
     births = Births(_alone())
     if active:
@@ -641,7 +641,7 @@ def _alone(replays: int = 0) -> bool:
 
 
 def hold_process(title: str = "") -> Replay:
-    """Make everything unmarked in this process part of a replay, until the process ends: it does nothing else."""
+    """Make everything unmarked in this process part of a replay until the process ends: it does nothing else."""
     _install()
     replay = Replay(title)
     replay.ended = True
@@ -650,7 +650,7 @@ def hold_process(title: str = "") -> Replay:
 
 
 def release_process() -> None:
-    """End that, for the next replay of the process."""
+    """End that, for the next replay in this process."""
     _process.clear()
 
 
@@ -659,8 +659,8 @@ _CLONE_NEWNET = 0x40000000
 
 
 def leave_network() -> bool:
-    """Enter an empty network namespace, where the kernel lets us (Linux): nothing this process does from now on, native
-    code included, can reach a network. There is no way back. ``False`` if it was not possible.
+    """Enter an empty network namespace if the kernel allows it (Linux): from now on nothing in this process, native
+    code included, can reach a network. This cannot be undone. ``False`` if it was not possible.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -678,6 +678,6 @@ def leave_network() -> bool:
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         try:
             Path(f"/proc/self/{name}").write_text(text)
-        except OSError:  # files stay ours all the same; only names of owners look odd
+        except OSError:  # files stay ours all the same; only owner names look odd
             break
     return True

@@ -1,4 +1,4 @@
-"""The seal keys of a store: which are at hand, and which are missing although something is sealed with them."""
+"""The seal keys of a store: which are available, and which are missing although something is sealed with them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from antiphon.errors import StoreError
 from antiphon.ops.app import Antiphon
 
 _CLAIMS = 10_000
-"""Claims that are asked for the key of their results: the newest ones."""
+"""How many of the newest claims are checked for the key of their results."""
 _RUNS = 1_000
-"""Recordings that are asked for the key of their originals: the newest ones."""
+"""How many of the newest recordings are checked for the key of their originals."""
 
 
 class Trouble(NamedTuple):
@@ -34,12 +34,12 @@ class SealKeys(NamedTuple):
     file: Path | None
     known: list[str]
     missing: list[str]
-    """Keys that results of calls are sealed with, and that are not there."""
+    """Keys that results of calls are sealed with and that are missing."""
     troubles: list[Trouble]
 
 
 def seal_keys(app: Antiphon) -> SealKeys:
-    """Look at the keys of the store, and at what is sealed in it; no key is made."""
+    """Check the keys of the store and what is sealed in it; creates no key."""
     file, given = seal_key_file(app.config, app.store), getattr(app.store, "seal_key", None)
     known: list[str] = []
     troubles: list[Trouble] = []
@@ -65,7 +65,7 @@ def seal_keys(app: Antiphon) -> SealKeys:
 
 
 def _closed(app: Antiphon) -> Iterator[RunManifest]:
-    """Runs of this store whose originals cannot be opened; those from elsewhere may have a key of another store."""
+    """Runs of this store whose originals cannot be unsealed; imported ones may need another store's key."""
     for manifest in app.journal.runs(tenant=app.tenant, limit=_RUNS):
         if manifest.seal and "imported" not in manifest.tags:
             try:
@@ -76,6 +76,6 @@ def _closed(app: Antiphon) -> Iterator[RunManifest]:
 
 
 def _sealed_with(app: Antiphon) -> Counter[str]:
-    """The ids of the keys that results of the newest calls are sealed with, and how many each; not of large results."""
+    """The ids of the keys that seal results of the newest calls, with counts; large results are not included."""
     claims = app.journal.list(tenant=app.tenant, limit=_CLAIMS)
     return Counter(key_id_in(record.payload_sealed) for record in claims if isinstance(record.payload_sealed, str))

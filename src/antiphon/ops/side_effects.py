@@ -37,7 +37,7 @@ class SideEffects(NamedTuple):
 
 
 def file_of(entry: str | None) -> Path:
-    """Beside the entry point's file, else in the working folder; never inside an installed package."""
+    """Next to the entry point's file, else in the working folder; never inside an installed package."""
     folder = Path.cwd()
     place = (entry or "").rpartition(":")[0]
     if place.endswith(".py"):
@@ -50,7 +50,7 @@ def file_of(entry: str | None) -> Path:
 
 
 def read(path: Path) -> SideEffects | None:
-    """The file, or ``None`` if there is none; anything but names and true or false is an error, never a guess."""
+    """The file, or ``None`` if there is none; anything but names and booleans is an error, never guessed at."""
     import yaml
 
     try:
@@ -73,7 +73,7 @@ def read(path: Path) -> SideEffects | None:
 
 
 def _pairs(path: Path, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
-    """Names and values of a mapping. Names are taken as they are spelled: a tool may be called ``on`` or ``12``."""
+    """Names and values of a mapping. Names are taken literally: a tool may be called ``on`` or ``12``."""
     if node is None or node.tag == f"{_TAG}null":
         return
     if node.tag != f"{_TAG}map":
@@ -100,12 +100,12 @@ def _refused(path: Path, mark: yaml.Mark | None, why: str) -> ConfigError:
 
 
 def suggestions(tools: Iterable[Known]) -> dict[str, Suggestion]:
-    """What to write for each tool, and why."""
+    """The suggestion for each tool, and why."""
     return {tool.name: suggest(tool.name, tool.description, spec=tool.spec) for tool in tools}
 
 
 def write(path: Path, found: dict[str, Suggestion]) -> None:
-    """The file for review; one that is there is never overwritten."""
+    """Write the file for review; an existing one is never overwritten."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ["tools:"] if found else ["tools: {}"]
     lines += [f"{_entry(name, hint.safe)}    # {hint.reason}" for name, hint in found.items()]
@@ -114,7 +114,7 @@ def write(path: Path, found: dict[str, Suggestion]) -> None:
 
 
 def _entry(name: str, safe: bool) -> str:
-    """The entry of a tool; what cannot be seen or breaks a line is escaped, so no name looks like another line."""
+    """The entry of a tool; invisible characters and line breaks are escaped, so no name looks like another line."""
     import yaml
 
     plain = name.isprintable()
@@ -137,7 +137,7 @@ def blocked_text(path: Path, found: dict[str, Suggestion], *, generated: bool) -
 
 
 def notice(entry: str | None, tools: Iterable[Known]) -> str:
-    """What a strict replay says of tools that nobody has reviewed; the file is written for the review to come (K6)."""
+    """What a strict replay reports about unreviewed tools; the file is written for a later review (K6)."""
     found = suggestions(tools)
     path = file_of(entry)
     known = read(path)

@@ -1,8 +1,8 @@
 """Where exported runs are kept: a local folder, or an S3-compatible bucket that may be unreachable (K7).
 
-An artifact for the bucket is written to the outbox of the state folder first and sent from there. So an upload that
-breaks off continues where it stopped, nothing is lost while the bucket is unreachable, and the next upload sends what
-is left.
+An artifact for the bucket is first written to the outbox in the state folder and sent from there. So an interrupted
+upload resumes where it stopped, nothing is lost while the bucket is unreachable, and the next upload sends what is
+left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from antiphon.ops.artifacts import Format, export_run
 from antiphon.ops.bucket import address_of, is_remote, part_of
 
 OUTBOX = "outbox/artifacts"
-"""In the state folder: artifacts that have not arrived in the bucket yet."""
+"""In the state folder: artifacts that have not reached the bucket yet."""
 _outboxes: weakref.WeakKeyDictionary[Antiphon, Outbox] = weakref.WeakKeyDictionary()
 
 
@@ -34,13 +34,13 @@ class Kept(NamedTuple):
     """A path, or the address in the bucket."""
     bytes: int
     waiting: int = 0
-    """Artifacts that have not arrived in the bucket yet, this one or earlier ones."""
+    """Artifacts that have not reached the bucket yet, this one or earlier ones."""
     trouble: str = ""
     """Why they have not."""
 
 
 def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon", *, progress: Progress = silent) -> Kept:
-    """Export the run to the configured place; in a bucket an earlier artifact of that run is replaced."""
+    """Export the run to the configured place; in a bucket it replaces an earlier artifact of that run."""
     if not is_remote(app):
         path = local_path(app, manifest, form)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,13 +54,13 @@ def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon", *, pro
     finally:
         staged.unlink(missing_ok=True)
     status = outbox.status()
-    if status.pending and not status.trouble:  # the bucket is there: take up what earlier ones left
+    if status.pending and not status.trouble:  # the bucket answers: also send what earlier uploads left
         status = outbox.flush()
     return Kept(address_of(app, name), size, *status[::2])
 
 
 def send_waiting(app: Antiphon) -> Kept:
-    """Send what earlier uploads could not: artifacts, and large payloads where they go to the bucket."""
+    """Send what earlier uploads could not: artifacts, and large payloads if they go to the bucket."""
     outbox = outbox_of(app)
     blobs = app.blobs
     found = [box.flush() for box in (outbox, *([blobs.outbox] if isinstance(blobs, OutboxBlobs) else []))]
@@ -69,18 +69,18 @@ def send_waiting(app: Antiphon) -> Kept:
 
 
 class Waiting(NamedTuple):
-    """What lies in the state folder because its bucket was away."""
+    """What is in the state folder because its bucket was unreachable."""
 
     what: str
     """``artifacts`` or ``payloads``."""
     number: int
     bytes: int
     oldest_ms: int
-    """When the one that waits longest was put there."""
+    """When the oldest one was put there."""
 
 
 def waiting_uploads() -> list[Waiting]:
-    """What has not arrived, also where no bucket is configured any more; nothing is sent."""
+    """What has not arrived, even if no bucket is configured any more; sends nothing."""
     found = []
     for what in ("artifacts", "payloads"):
         folder = LocalObjects(home() / "outbox" / what)
@@ -100,7 +100,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def outbox_of(app: Antiphon) -> Outbox:
-    """The bucket for artifacts and what waits for it; in a process that lives on, what waits is tried again."""
+    """The bucket for artifacts and its outbox; a long-lived process retries what is waiting."""
     found = _outboxes.get(app)
     if found is None:
         found = _outboxes[app] = Outbox(ensure_home() / OUTBOX, objects_of(app.config.artifacts))
@@ -116,7 +116,7 @@ def local_path(app: Antiphon, manifest: RunManifest, form: Format) -> Path:
 
 
 def object_name(manifest: RunManifest, form: Format) -> str:
-    """``{tenant}/{name}/{artifacts|replay_runs}/{yyyy}/{mm}/{id}.antiphon``; no name can leave its place."""
+    """``{tenant}/{name}/{artifacts|replay_runs}/{yyyy}/{mm}/{id}.antiphon``; no name can escape its folder."""
     month = datetime.fromtimestamp(manifest.started_at_ms / 1000, UTC).strftime("%Y/%m")
     kind = "artifacts" if manifest.source_run is None else "replay_runs"
     return f"{part_of(manifest.tenant)}/{part_of(manifest.name)}/{kind}/{month}/{part_of(manifest.id)}.{form}"

@@ -39,7 +39,7 @@ def table_of(
     faults: Iterable[str] = (),
     statics: Iterable[str] = (),
 ) -> BoundaryTable | None:
-    """Flags first, then the file, then a live model; ``None`` where nothing was asked for.
+    """Flags first, then the file, then a live model; ``None`` if nothing was requested.
 
     >>> [rule.match for rule in table_of(live=["search"], faults=["llm=timeout"]).rules]
     ['llm', '*:search', 'llm']
@@ -57,7 +57,7 @@ def table_of(
 def check_names(table: BoundaryTable, recorded: Iterable[tuple[str, str]], declared: Iterable[str] = ()) -> None:
     """A rule that names one tool must name one of the recording (kind and name of each), or one *declared* by the code.
 
-    A misspelt name would freeze, break or replace nothing, and the replay would pass for the wrong reason.
+    A misspelt name would match nothing, and the replay would pass for the wrong reason.
     """
     calls = sorted(set(recorded))
     known = [*calls, *(("tool", name) for name in declared)]
@@ -76,7 +76,7 @@ def check_names(table: BoundaryTable, recorded: Iterable[tuple[str, str]], decla
 
 
 def _match(name: str) -> str:
-    """A tool's name stands for the tool, a kind for all of its kind."""
+    """A tool's name matches the tool, a kind all of its kind."""
     return name if name in KINDS or ":" in name else f"*:{name}"
 
 
@@ -95,7 +95,7 @@ def _static(text: str) -> BoundaryRule:
 
 
 def json_value(text: str | None, where: str) -> Any:
-    """JSON from a command line; ``None`` where nothing was given."""
+    """JSON from a command line; ``None`` if nothing was given."""
     try:
         return None if text is None else orjson.loads(text)
     except orjson.JSONDecodeError as error:

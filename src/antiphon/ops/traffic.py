@@ -1,6 +1,6 @@
-"""The calls of recorded runs with their attempts: what effects, health and what-if are counted from.
+"""The calls of recorded runs with their attempts: the data behind effects, health and what-if.
 
-Runs are read once: the calls of a run that is over are kept in memory, up to a limit.
+Runs are read once: the calls of a finished run are cached in memory, up to a limit.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from antiphon.ops.runs import is_audit
 from antiphon.ports import Attempt, Cursor, Journal
 
 KEPT = 200_000
-"""Calls in memory."""
+"""Cached calls."""
 RUNS = 500
 EVENTS = 50_000
-"""How far back one look goes, in runs and in events."""
+"""How far back one query goes, in runs and in events."""
 _BATCH = 1_000
 
 
 class Call(NamedTuple):
-    """One recorded call that is over, or one that is still open."""
+    """One recorded call, finished or still open."""
 
     run: str
     process: str
-    """Who made it: breakers and budgets count in each process."""
+    """The process that made it: breakers and budgets count per process."""
     kind: str
     name: str
     claim: str
-    """The beginning of the key of its claim; empty if it has none."""
+    """The beginning of its claim key; empty if it has none."""
     started_ms: int
     ended_ms: int | None
     tries: tuple[Attempt, ...]
@@ -51,7 +51,7 @@ class Call(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """What was read: the calls, in how many runs and events, and whether that was everything."""
+    """What was read: the calls, from how many runs and events, and whether that was everything."""
 
     calls: list[Call]
     runs: int
@@ -59,7 +59,7 @@ class Looked(NamedTuple):
     whole: bool
 
     def to_wire(self) -> dict[str, Any]:
-        """How far the look went."""
+        """How far back it was read."""
         times = [call.started_ms for call in self.calls]
         span = {"fromMs": min(times, default=None), "toMs": max(times, default=None)}
         return {"runs": self.runs, "events": self.events, "calls": len(self.calls), "isWhole": self.whole, **span}
@@ -76,7 +76,7 @@ class Calls:
         self.over = False
 
     def add(self, events: Iterable[Event]) -> None:
-        """Read on; payloads are not kept."""
+        """Read on; payloads are dropped."""
         for event in events:
             self.next = event.seq + 1
             if event.call is None:
@@ -145,7 +145,7 @@ class Traffic:
         self._size = 0
 
     async def newest(self, tenant: str, *, runs: int = RUNS, events: int = EVENTS) -> Looked:
-        """The calls of the newest runs, as far back as the limits allow; replays send nothing and do not count."""
+        """The calls of the newest runs, as far back as the limits allow; replays send nothing and are left out."""
         calls: list[Call] = []
         seen = used = read = 0
         before: Cursor | None = None
@@ -173,12 +173,12 @@ class Traffic:
         return 0 if kept is None else kept.next
 
     async def of(self, manifest: RunManifest) -> Calls:
-        """The calls of one run; what was read before is not read again."""
+        """The calls of one run; events that were read before are not read again."""
         found = self._kept.pop(manifest.id, None) or Calls(manifest.id, manifest.tags.get("owner", ""))
         known = len(found.found)
         while not found.over and (batch := await self._journal.events(manifest.id, start=found.next, limit=_BATCH)):
             found.add(batch)
-        found.over = manifest.status not in ("running", "interrupted")  # one that was interrupted may go on
+        found.over = manifest.status not in ("running", "interrupted")  # an interrupted one may continue
         self._kept[manifest.id] = found
         self._size += len(found.found) - known
         while self._size > KEPT and len(self._kept) > 1:
@@ -204,7 +204,7 @@ def totals(calls: Sequence[Call], prices: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def counted(calls: Iterable[Call], claims: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """For each claim: how often it was asked for, sent and not sent, and in which runs."""
+    """For each claim: how often it was requested, sent and not sent, and in which runs."""
     found: dict[str, dict[str, Any]] = {
         claim[:16]: {"asked": 0, "sent": 0, "suppressed": 0, "runs": []} for claim in claims
     }

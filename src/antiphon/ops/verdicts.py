@@ -1,8 +1,8 @@
 """Verdicts of golden tests: the last one of each artifact, for the console.
 
-A golden test replays in a store that is gone afterwards, and it has to pass without any. So its verdict, and the
-comparison that explains a failure, are one small file in the state folder of the project, if there is one. The verdict
-belongs to the content of the artifact: once that changes, it says so.
+A golden test replays in a temporary store, and has to work without a configured one. So its verdict, and the comparison
+that explains a failure, are one small file in the state folder of the project, if there is one. The verdict applies to
+the content of the artifact: once that changes, it says so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from antiphon.scoring.html import report_view
 
 FOLDER = "golden"
 _LARGEST = 1_000_000
-"""Bytes of a comparison that is kept whole; of a larger one only the divergences."""
+"""Comparisons up to this many bytes are kept whole; of larger ones only the divergences."""
 _FIRST = 20
 _LOOKED = 200
 _OFFERED = 20
@@ -47,17 +47,17 @@ class Tested(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     id: str
     tenant: str
     path: str
-    """As people name it: relative to the folder of the test, or an address in the bucket."""
+    """Its display name: relative to the folder of the test, or an address in the bucket."""
     file: str = ""
-    """Where it lies on this machine; empty for one in the bucket."""
+    """Its path on this machine; empty if it is in the bucket."""
     digest: str = ""
     at_ms: int
     status: str
-    """``pass``, ``fail`` or ``error``, as of ``antiphon test``."""
+    """``pass``, ``fail`` or ``error``, like ``antiphon test``."""
     reasons: list[str] = []
     seconds: float = 0.0
     node: str = ""
-    """The test of pytest that it belongs to."""
+    """The pytest test that it belongs to."""
     run: str = ""
     name: str = ""
     entry: str = ""
@@ -82,7 +82,7 @@ def keep(
     node: str = "",
     address: str = "",
 ) -> bool:
-    """Keep a verdict, with masks in place of secrets as *report* has them. False where no project keeps state.
+    """Store a verdict, with secrets masked as in *report*. False if no project keeps state.
 
     An artifact that was only checked, because it names no entry point, says nothing about the code.
     """
@@ -118,7 +118,7 @@ def keep(
         partial = folder / f".{found.id}.{os.getpid()}.part"
         partial.write_bytes(orjson.dumps(msgspec.to_builtins(found)))
         partial.replace(folder / f"{found.id}.json")
-    except (OSError, ConfigError, TypeError, ValueError):  # a verdict that cannot be kept changes no verdict
+    except (OSError, ConfigError, TypeError, ValueError):  # failing to store a verdict does not change it
         return False
     return True
 
@@ -156,13 +156,13 @@ def _digest_of(file: str, size: int, changed_ns: int) -> str:
 
 
 def verdicts(app: Antiphon) -> list[dict[str, Any]]:
-    """The golden tests of a tenant: what failed first, then the newest. An artifact that is gone is left out."""
+    """The golden tests of a tenant: failed ones first, then the newest. Artifacts that no longer exist are left out."""
     found = [told for one in _all(app) if (told := _told(one)) is not None]
     return sorted(found, key=lambda one: (one["status"] not in ("fail", "error"), -one["atMs"], one["path"]))
 
 
 def failed(app: Antiphon) -> list[dict[str, Any]]:
-    """Those that wait for a person."""
+    """Those that need attention."""
     return [one for one in verdicts(app) if one["status"] in ("fail", "error")]
 
 
@@ -189,7 +189,7 @@ def _read(app: Antiphon, path: Path) -> Tested | None:
 
 
 def _told(found: Tested) -> dict[str, Any] | None:
-    """A verdict as it holds now; ``changed`` if the artifact is another one since. ``None`` if it is gone."""
+    """A verdict as of now; ``changed`` if the artifact was modified since. ``None`` if it no longer exists."""
     status = found.status
     if found.file:
         try:
@@ -243,7 +243,7 @@ def _fits(found: Tested, manifest: RunManifest) -> bool:
 
 
 def _candidates(app: Antiphon, found: Tested) -> list[RunManifest]:
-    """The newest finished runs of the same agent, among the newest of that name."""
+    """The newest finished runs of the same agent, among the newest with that name."""
     if found.node or not found.file or not found.name:
         return []
     newest = app.journal.runs(tenant=app.tenant, name=found.name, limit=_LOOKED)
@@ -253,7 +253,7 @@ def _candidates(app: Antiphon, found: Tested) -> list[RunManifest]:
 def accept(app: Antiphon, wanted: str, run: str, *, digest: str = "", dry_run: bool = False) -> dict[str, Any]:
     """Write *run* over the artifact of a golden test. A dry run makes every check and shows both side by side.
 
-    With *digest* only if the artifact is still the one that a dry run has shown.
+    With *digest* only if the artifact is unchanged since the dry run that showed it.
     """
     found, told = _find(app, wanted)
     if found.node or not found.file:

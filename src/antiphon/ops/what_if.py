@@ -2,8 +2,8 @@
 
 The recording says when each attempt began, when it ended and how. With tighter limits some of these attempts would not
 have been made, and the others would have ended as they did. A limit that is looser than the recorded one would need
-attempts that never happened; it is left as it was. The same can follow from a tighter one, where a breaker that opened
-earlier lets a call through earlier: such calls are counted as missing, and the numbers are a lower bound then.
+attempts that never happened; it is ignored. A tighter one can need them too, when a breaker that opened earlier lets a
+call through earlier: such calls are counted as missing, and the numbers are then a lower bound.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ REFUSED = "circuit_open"
 
 
 class Limits(NamedTuple):
-    """What a tool may do: when its breaker opens, and how often a call is tried."""
+    """The limits of a tool: when its breaker opens, and how often a call is attempted."""
 
     breaker: BreakerPolicy
     max_attempts: int
 
     def tighter(self, wanted: Wanted) -> tuple[Limits, list[str]]:
-        """These limits with those of *wanted* that are tighter, and the names of those that are not."""
+        """These limits tightened by *wanted*, and the names of those that would loosen them."""
         policy, looser = self.breaker, []
         changed: dict[str, Any] = {}
         for name, given in (
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The limits to try; ``None`` leaves one as it is."""
+    """The limits to try; ``None`` keeps the recorded one."""
 
     consecutive: int | None = None
     rate: float | None = None
@@ -74,7 +74,7 @@ class Opening(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What is sent under some limits."""
+    """What is sent under given limits."""
 
     calls: int
     sent: int
@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
     missing: int
     """Calls that would need an attempt that never happened."""
     least_tokens: float
-    """Of the retry budget that came nearest to its end."""
+    """Tokens left of the retry budget that came closest to exhaustion."""
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form."""
@@ -119,11 +119,11 @@ def limits_of(call: Call, spec: ToolSpec | None) -> Limits:
 
 
 _END, _START = 0, 1
-"""At the same moment an attempt ends before another one begins."""
+"""At the same moment, an attempt ends before another one begins."""
 
 
 def sent_under(calls: Iterable[Call], limits: Callable[[Call], Limits]) -> Outcome:
-    """What would be sent of the recorded attempts, by the rules that decide live calls."""
+    """Which recorded attempts would be sent, by the rules that decide live calls."""
     lanes: dict[tuple[str, str], _Lane] = {}
     due: list[tuple[int, int, int, int]] = []
     chosen: list[Call] = []
@@ -169,7 +169,7 @@ def sent_under(calls: Iterable[Call], limits: Callable[[Call], Limits]) -> Outco
         if not more and (call.code == REFUSED or not retriable or nth + 1 >= lane.limits.max_attempts):
             continue
         opened = lane.breaker.is_open(now)
-        if not more:  # the recording gave up here: for its budget, its deadline, or its breaker
+        if not more:  # the recording gave up here: because of its budget, its deadline, or its breaker
             continue
         step = after_failure(
             failure,
@@ -195,7 +195,7 @@ def sent_under(calls: Iterable[Call], limits: Callable[[Call], Limits]) -> Outco
 
 
 def failed_with(code: str, retriable: bool) -> Failure:
-    """A recorded failure, as far as its code says what it was."""
+    """A recorded failure, classified as far as its code allows."""
     status = int(code[5:]) if code.startswith("http_") and code[5:].isdecimal() else None
     if status is not None:
         return Failure(code, "", "answer", retriable, "answered", status=status)

@@ -1,4 +1,4 @@
-"""Keep secrets and personal data out of whatever is written (R14, D36).
+"""Keep secrets and personal data out of everything that is written (R14, D36).
 
 >>> redactor = Redactor(Rules(), salt="4f1c")
 >>> redactor.redact({"user": "ada", "pin": "4821", "note": "mail bob@example.org"})

@@ -1,7 +1,7 @@
-"""Find secrets in text. Rules come in order; what one has taken is closed to the next.
+"""Find secrets in text. Rules apply in order; what one has matched is closed to the next.
 
-A text is cut at the masks it already has, and each part is searched alone until nothing is found in any.
-That is why redacting twice is redacting once.
+A text is split at the masks it already has, and each part is searched separately until nothing is found in any. That
+makes redaction idempotent.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _QUOTE = deferred(r"\\*[\"'`]")
 _NEXT = r"[A-Za-z_$][A-Za-z0-9_.$\[\]%-]{0,63}"
 _PLAIN = r"[^\s;&,\"'`\\]"
 _BARE = deferred(rf"{_PLAIN}+(?:&(?!(?:amp;)?{_NEXT}=)(?:amp;)?{_PLAIN}*)*")
-"""A value without quotes. It ends at ``&`` only where ``name=`` follows: a password may hold one."""
+"""An unquoted value. It ends at ``&`` only if ``name=`` follows: a password may contain one."""
 _ENCODED = deferred(rf"(?:(?!%(?:26{_NEXT}%3[Dd]|20|0[AaDd]|3[Bb])){_PLAIN})+")
-"""The same for a value that is encoded for an address."""
+"""The same for a URL-encoded value."""
 _LONGEST_QUOTED = 4096
 
 TRIVIAL = deferred(
@@ -42,7 +42,7 @@ TRIVIAL = deferred(
     r"|<[^<>]*>|\[[a-z ]*\]|\(.*\)|\{\{.*\}\}|%[a-z_0-9]+%)|env:[A-Z0-9_]+"
     r"|(?:(?:Bearer|Basic|Token) )?(?:\$[A-Z_][A-Z0-9_]*|\$\{[^}]*\})"
 )
-"""Stands for a secret and is none: masks, variables, type names, words such as ``required``."""
+"""Looks like a value but is no secret: masks, variables, type names, words such as ``required``."""
 
 _CODE = deferred(
     r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*[(\[]|[a-z_]+(?:\.[A-Za-z_]+)+$|await$|new$|lambda$"
@@ -57,9 +57,9 @@ _SHAPES = {
     "phone": deferred(r"\+?[0-9][0-9 ().-]{3,22}[0-9]"),
     "card": deferred(r"[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}"),
 }
-"""What the value of a field looks like whose name calls it a code or a number."""
+"""The format of a value whose field name calls it a code or a number."""
 _LETTER = r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0370-\u03ff\u0400-\u052f"
-"""Latin, Greek and Cyrillic: scripts with spaces around an address. Others may stand right beside one."""
+"""Latin, Greek and Cyrillic: scripts that put spaces around an address. Others may be adjacent to one."""
 _EMAIL = deferred(
     rf"(?<![{_LETTER}0-9._%+@-])(?<!//)(?!git@)[{_LETTER}0-9][{_LETTER}0-9._%+'-]{{0,63}}(?<!')"
     rf"@(?:[{_LETTER}0-9-]{{1,63}}\.){{1,8}}[{_LETTER}]{{2,24}}(?![{_LETTER}0-9-])"
@@ -94,7 +94,7 @@ Detector = Callable[[str], Iterable[Span]]
 
 
 class TextRules:
-    """The detectors that a set of rules switches on, each with the causes without which it finds nothing."""
+    """The detectors that a set of rules enables, each with the causes it needs to find anything."""
 
     __slots__ = ("_detectors", "_entropy", "_personal", "_secrets", "names")
 
@@ -132,7 +132,7 @@ class TextRules:
     def spans(
         self, text: str, causes: int = quick.ALL, *, entropy: bool = True, closed: Iterable[tuple[int, int]] = ()
     ) -> list[Span]:
-        """All secrets of *text* in order; they do not overlap each other, nor what is *closed*."""
+        """All secrets in *text*, in order; they overlap neither each other nor what is *closed*."""
         detectors = [detect for needed, detect in self._detectors if needed & causes]
         if entropy and self._entropy is not None and causes & quick.RUNS:
             detectors.append(self._entropy)
@@ -157,15 +157,15 @@ class TextRules:
 
 
 def without_escapes(text: str) -> str:
-    """*text* with blanks for line breaks and tabs that are written out (in a ``repr``, say), each in its place.
+    """*text* with escaped line breaks and tabs (in a ``repr``, for example) replaced by blanks, in place.
 
-    The letter of such an escape is no part of the word behind it: ``\\nsk-…`` begins with ``sk``.
+    The letter of such an escape is not part of the word that follows: ``\\nsk-…`` begins with ``sk``.
     """
     return _ESCAPES.sub("  ", text) if "\\" in text else text
 
 
 def _open_parts(text: str, closed: Iterable[tuple[int, int]] = ()) -> list[tuple[int, int]]:
-    """The parts of *text* between masks and what else is closed."""
+    """The parts of *text* between masks and other closed ranges."""
     parts: list[tuple[int, int]] = []
     position = 0
     for start, end in sorted([*closed, *(match.span() for match in MASK.finditer(text))]):
@@ -177,7 +177,7 @@ def _open_parts(text: str, closed: Iterable[tuple[int, int]] = ()) -> list[tuple
 
 
 def _first(part: str, detectors: list[Detector]) -> list[Span]:
-    """What the first detector that finds anything finds, in order and without overlaps."""
+    """The findings of the first detector that has any, in order and without overlaps."""
     if not part:
         return []
     for detect in detectors:
@@ -193,7 +193,7 @@ def _first(part: str, detectors: list[Detector]) -> list[Span]:
 
 
 def _found(text: str, pattern: re.Pattern[str], kind: str, *, trivial: bool = True) -> Iterator[Span]:
-    """What *pattern* or its group ``secret`` finds; unless *trivial*, without words that stand for a secret."""
+    """Matches of *pattern* or its group ``secret``; unless *trivial*, without words that merely stand for a secret."""
     group = "secret" if "secret" in pattern.groupindex else 0
     for match in pattern.finditer(text):
         if trivial or not TRIVIAL().fullmatch(match[group]):
@@ -243,7 +243,7 @@ def _schemes(text: str) -> Iterator[Span]:
 
 
 def _is_basic(text: str) -> bool:
-    """Whether *text* is ``user:password`` in base64, and not the word that follows "basic"."""
+    """Whether *text* is base64 of ``user:password``, and not the word that follows "basic"."""
     try:
         return b":" in base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -260,14 +260,14 @@ def _random_runs(text: str) -> Iterator[Span]:
 
 
 def pair_spans(text: str, classify: Classify) -> Iterator[Span]:
-    """The values that stand beside a name that calls them secret."""
+    """The values next to a name that calls them secret."""
     position = 0
     while match := _PAIR().search(text, position):
         position = match.end()
         flag = match["flag"]
         field = classify(flag or match["name"])
         if field is None or field.mode == "keep":
-            # What was taken for a value may be the next name.
+            # What was matched as a value may be the next name.
             continue
         sep = match["sep"]
         bare = _ENCODED if sep is not None and sep[0] == "%" else _BARE
@@ -281,7 +281,7 @@ def pair_spans(text: str, classify: Classify) -> Iterator[Span]:
 
 
 def _value(text: str, position: int, unquoted: re.Pattern[str], *, certain: bool) -> tuple[int, int] | None:
-    """Where the value that begins at *position* stands, without its quotes."""
+    """The range of the value that begins at *position*, without its quotes."""
     quote = _QUOTE().match(text, position)
     if quote is not None:
         start = quote.end()
@@ -324,7 +324,7 @@ def _counts(value: str, field: Field, classify: Classify) -> bool:
 
 
 def fits(field: Field, value: str) -> bool:
-    """Whether *value* has the shape that the field's name promises: ``pin: "D13"`` is a plug."""
+    """Whether *value* has the format that the field's name promises: ``pin: "D13"`` is a connector pin."""
     shape = _SHAPES.get(field.kind) if field.mode in ("digits", "personal") else None
     return shape is not None and shape().fullmatch(value.strip()) is not None
 
@@ -356,12 +356,12 @@ def _is_card(text: str) -> bool:
 
 
 def emails(text: str) -> Iterator[Span]:
-    """Where e-mail addresses stand in *text*."""
+    """E-mail addresses in *text*."""
     return _found(text, _EMAIL(), "email")
 
 
 def numbers(text: str) -> Iterator[Span]:
-    """Where bank accounts, cards and telephone numbers stand in *text*."""
+    """Bank accounts, cards and telephone numbers in *text*."""
     for match in _IBAN().finditer(text):
         found = match[0]
         while found and not iban_valid(found):
@@ -376,7 +376,7 @@ def numbers(text: str) -> Iterator[Span]:
 
 
 def detected(kind: str, text: str) -> bool:
-    """Whether a detector finds all of *text* to be of *kind*, as far as that can be told without its surroundings."""
+    """Whether a detector matches all of *text* as *kind*, as far as that can be decided without its context."""
     if kind in _TOKEN_KINDS:
         match = tokens.TOKENS().fullmatch(text)
         return match is not None and match.lastgroup == kind

@@ -1,7 +1,7 @@
-"""Whether the name of a field says that its value is a secret, personal, or an id that must stay.
+"""Whether a field's name says that its value is a secret, personal data, or an id that must be kept.
 
-A name is split into words (``clientSecret``, ``client-secret`` and ``CLIENT_SECRET`` are the same two), and the
-words decide. The last word may turn a secret into a statement about one (``token_count``, ``passwordPolicy``).
+A name is split into words (``clientSecret``, ``client-secret`` and ``CLIENT_SECRET`` give the same two), and the words
+decide. The last word may turn a secret into a property of one (``token_count``, ``passwordPolicy``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BLANKS = re.compile(r"[_.$ -]+")
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_.$ -]+")
 _LONGEST_NAME = 100
 _NO_NAME = re.compile(r"___|[_.$ -]{4}")
-"""What no name of a field has in it."""
+"""Characters that no field name contains."""
 _REMEMBERED = 4096
 
 
@@ -28,14 +28,14 @@ class Field(NamedTuple):
     mode: str
     """``secret`` (any text), ``digits`` (numbers and short codes), ``personal`` or ``keep``."""
     numbers: bool = False
-    """Whether an integer is a secret, too: where a user names the field."""
+    """Whether integers are secrets too: for fields that a user named."""
 
 
 KEEP = Field("", "keep")
 
 
 def _kinds(list_name: str) -> dict[str, str]:
-    """Word to kind."""
+    """Word -> kind."""
     lists: Mapping[str, str] = LISTS[list_name]
     return {word: kind for kind, words_of_kind in lists.items() for word in words_of_kind.split()}
 
@@ -67,7 +67,7 @@ def words(name: str) -> tuple[str, ...]:
 
 def classify(name: str) -> Field | None:
     """What *name* says about its value, or ``None``."""
-    if "[" in name and MASK.search(name):  # what stands under it was looked at when the name was
+    if "[" in name and MASK.search(name):  # what is under it was checked when the name was
         return KEEP
     name = next((part for part in reversed(_NOT_A_NAME.split(name[-_LONGEST_NAME:])) if part), "")
     parts = words(name)
@@ -144,5 +144,5 @@ class Names(dict[str, Field | None]):
 
 
 def _called(name: str) -> tuple[str, ...]:
-    """What a user's rule goes by: the words of a name, or the name itself if it has letters of other scripts."""
+    """What a user's rule matches by: the words of a name, or the name itself if it has letters of other scripts."""
     return words(name) if name.isascii() else (name.casefold(),)

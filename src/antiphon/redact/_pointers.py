@@ -14,11 +14,11 @@ from antiphon.redact._standins import mask_of
 _MISSING = object()
 _UNSEEN = OF_THE_STORE | {SEALED, PSEUDONYMS}
 PIECE = "value"
-"""The kind of a mask in a chunk of a stream: it may cover a piece of a pseudonym only."""
+"""The kind of a mask in a chunk of a stream that may cover only part of a pseudonym."""
 
 
 def masks_in(listed: Any) -> Iterator[Mask]:
-    """The masks in a list as it is stored; entries that are none (a damaged recording) are left out."""
+    """The masks in a list as stored; invalid entries (in a damaged recording) are skipped."""
     for entry in listed if type(listed) is list else ():
         if type(entry) is list and len(entry) in (4, 5) and all(map(isinstance, entry, (str, int, int, str, bool))):
             if entry[1] >= 0 and entry[2] > 0:
@@ -26,7 +26,7 @@ def masks_in(listed: Any) -> Iterator[Mask]:
 
 
 def pseudonyms_of(event: Event) -> Iterator[tuple[str, str]]:
-    """The pseudonyms that an event says it has, with their kinds."""
+    """The pseudonyms that an event declares, with their kinds."""
     for mask in masks_in(event.meta.get(MASKS)):
         text = text_at(event.payload, mask)
         if text and mask.kind != PIECE:
@@ -42,7 +42,7 @@ def names_of(pointer: str) -> list[str]:
 
 
 def leaf_at(document: Any, pointer: str) -> Any:
-    """What is at *pointer*; a private object if there is nothing."""
+    """The value at *pointer*; a private object if there is none."""
     for name in names_of(pointer):
         if isinstance(document, dict) and name in document:
             document = document[name]
@@ -64,7 +64,7 @@ def text_at(document: Any, mask: Mask) -> str:
 
 
 def differences(before: Any, after: Any, pointer: str = "") -> list[Mask]:
-    """Where the texts of two documents of one shape differ, for stand-ins whose places were not noted on the way."""
+    """Where the texts of two documents of the same shape differ, for stand-ins whose places were not recorded."""
     if isinstance(before, dict) and isinstance(after, dict) and len(before) == len(after):
         found: list[Mask] = []
         for old, (name, new) in zip(before.values(), after.items(), strict=True):
@@ -84,7 +84,7 @@ def differences(before: Any, after: Any, pointer: str = "") -> list[Mask]:
 
 
 def viewed(event: Event) -> Event:
-    """The event as people see it: masks in place of pseudonyms, and nothing that is sealed."""
+    """The event as people see it: masks in place of pseudonyms, and nothing sealed."""
     meta = {name: value for name, value in event.meta.items() if name not in _UNSEEN}
     listed = event.meta.get(PSEUDONYMS)
     if type(listed) is dict and type(meta.get("callId")) is str:

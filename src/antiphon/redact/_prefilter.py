@@ -1,9 +1,9 @@
-"""Say quickly that a document has no secret: most have none, and each is looked at once per call.
+"""Decide quickly that a document has no secret: most have none, and each is checked once per call.
 
-It may be wrong in one direction only: what it lets pass, the rules would not have changed either (by test). The
-standard library's regular expressions are fast when a pattern begins with a fixed text and slow when it begins with
-a choice. So all letters that are rare in prose and typical of our words (k, v, p, j) are folded into one mark, and
-one search for that mark covers ``password``, ``token``, ``api_key``, ``cookie``, ``pin`` … at once.
+False positives are allowed, false negatives are not: whatever it passes, the rules would not have changed either
+(tested). The standard library's regular expressions are fast if a pattern begins with a literal and slow if it begins
+with an alternation. So all letters that are rare in prose and typical of our words (k, v, p, j) are folded into one
+mark, and one search for that mark covers ``password``, ``token``, ``api_key``, ``cookie``, ``pin`` … at once.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _FOLD = _folding()
 
 
 def _after(owners: frozenset[str], word: str) -> str:
-    """Looks back from the end of *word*: one of *owners* stands before it, with up to three blanks between.
+    """A lookbehind from the end of *word*: one of *owners* precedes it, with up to three blanks between.
 
-    Four characters of an owner do; each length has a look of its own, as a look back has one width.
+    Four characters of an owner are enough; each length has its own lookbehind, because those have a fixed width.
     """
     endings = {owner.encode().translate(_FOLD).decode()[-4:] for owner in owners}
     looks = [
@@ -65,12 +65,12 @@ def _after(owners: frozenset[str], word: str) -> str:
 
 _M = _MARK
 _NAMED = rf"[^a-z{_M}\"'`:=\\]{{0,16}}(?:[\"'`:=\\]|(?<=%0)[ad])"
-"""What follows a short word that ends a name: perhaps a number or a bracket, then a quote or what leads to a value."""
+"""What follows a short word at the end of a name: perhaps a number or bracket, then a quote or a value's separator."""
 
 _SECRET_WORDS = (
-    # Each way on begins with a character, so that a mark costs a glance and not a look back.
+    # Each alternative begins with a character, so that a mark costs one comparison and no lookbehind.
     f"{_M}(?:"
-    f"en(?<=to{_M}en)(?:(?!s(?!tring)|i[sz])"  # token, and not the tokens of a model
+    f"en(?<=to{_M}en)(?:(?!s(?!tring)|i[sz])"  # token, but not the tokens of a model
     f"|s{_after(TOKENS_OF, f'to{_M}ens')})"  # access_tokens
     f"|ie(?<=oo{_M}ie)"  # cookie
     f"|ey{_after(KEY_OF, f'{_M}ey')}"  # api_key …
@@ -89,16 +89,16 @@ _FORM_WORDS = tuple(word.encode().translate(_FOLD).decode("latin-1") for word in
 _FLAG = re.compile(
     rb"--(?:[a-z][a-z0-9-]{0,38}[0-9-])?(?:pass|pw|pin|otp)(?:[0-9-]{0,3}(?:code|number))?[0-9-]*(?:[ \t]|\\t)"
 )
-"""``--db-pass VALUE``: these words are short, so they count as a flag only."""
+"""``--db-pass VALUE``: these words are short, so they only count as flags."""
 _BRACKETED = re.compile(rb"\[(?!secret:[a-z0-9_]{1,40}(?::[0-9a-f]{16})?\])(?i:secret)")
-"""``config[secret]``, and no placeholder."""
+"""``config[secret]``, but not a placeholder."""
 _NUMBERS = re.compile(rb"0000(?:(?<=000 0000)|000000)")
 _GROUPED = re.compile(rb"000 0000(?:(?<=000 000 0000)|(?<=0000 0000)|(?<=\) 000 0000)|(?<=\)000 0000))")
 _LONG_NUMBER = re.compile(rb"0000000000" + rb"0*")
 _ACCOUNT = re.compile(rb"[A-Z]{2}[0-9]{2}[A-Z0-9]{11}")
 _NOT_BEFORE_CARD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz.+_/-"
 _LOOKS_AROUND = re.compile(r"[\^$]|\\[AZ]|\(\?(?:[=!]|<[=!])")
-"""What a pattern of the user says about the places around it: in the whole document they are others."""
+"""Context assertions in a user's pattern: in the whole document the context is different."""
 _USER_AT = re.compile(rb"@(?<=[^\s\"]@)")
 _AZURE = re.compile(rb"~(?<=[0-9]Q~)")
 _DIALLED = re.compile(rb"\+[0-9]")
@@ -113,15 +113,16 @@ _SCHEMES = (b"earer ", b"asic ", b"\\")
 
 WORDS, AT, TILDE, NUMBERS, RUNS, USER, KNOWN = 1, 2, 4, 8, 16, 32, 64
 ALL = WORDS | AT | TILDE | NUMBERS | RUNS | USER | KNOWN
-"""Why a document has to be looked at: each detector names the causes without which it finds nothing; known values of a
-run are looked for by its redactor."""
+"""Why a document must be checked: each detector names the causes it needs to find anything; known values of a run are
+looked up by its redactor.
+"""
 
 _LARGE_BYTES = 8_192
 _ANSWERS = 512
 
 
 class Prefilter:
-    """``causes(document)`` is 0 only for documents that the rules leave as they are."""
+    """``causes(document)`` is 0 only for documents that the rules leave unchanged."""
 
     def __init__(self, rules: Rules) -> None:
         patterns = _SECRET_WORDS if rules.secrets else (f"{_M}hone",) if rules.personal else ()
@@ -133,14 +134,14 @@ class Prefilter:
         self._user_anywhere = any(_LOOKS_AROUND.search(rule.pattern) for rule in user if rule.pattern)
         self._secrets = rules.secrets
         self._answers: dict[tuple[bytes, int], int] = {}
-        """What was said of large documents, by digest: the same rules say the same again."""
+        """Cached answers for large documents, by digest: the same rules give the same answer."""
         self._asked = WORDS | (USER if user else 0) | (RUNS if rules.entropy else 0)
         self._asked |= (AT | TILDE | RUNS if rules.secrets else 0) | (AT | NUMBERS if rules.personal else 0)
 
     def causes(self, document: bytes, within: int = ALL) -> int:
-        """Why *document* (JSON or text, UTF-8) has to be looked at by the rules, as far as *within* asks.
+        """Why *document* (JSON or text, UTF-8) must be checked by the rules, restricted to *within*.
 
-        A large document is looked at once: it comes back as a result, in an event, in a fork and as a text of its own.
+        A large document is checked once: it recurs as a result, in an event, in a fork and as a separate text.
         """
         if len(document) < _LARGE_BYTES:
             return self._causes(document, within)
@@ -155,7 +156,7 @@ class Prefilter:
 
     def _causes(self, document: bytes, within: int) -> int:
         folded = document.translate(_FOLD)
-        text = folded.decode("latin-1")  # a look into a text costs a third of a look into bytes
+        text = folded.decode("latin-1")  # searching text takes a third of the time of searching bytes
         if "\\" in text and (self._user_texts or "\\u" in text or "\\/" in text):
             return ALL
         found = 0
@@ -174,7 +175,7 @@ class Prefilter:
                 found |= RUNS
         if within & NUMBERS and ("0000" in text or "+" in text):
             if _has_number(document, folded, beside=found != 0):
-                found |= NUMBERS | (within & RUNS)  # what is left of a run when a number is gone may look random
+                found |= NUMBERS | (within & RUNS)  # the rest of a run may look random once a number is removed
         return found
 
     def _has_words(self, text: str, folded: bytes, document: bytes) -> bool:
@@ -203,15 +204,15 @@ def _search(pattern: str) -> Search:
 
 
 def _name_pattern(field: str) -> str:
-    if not field.isascii():  # letters of other scripts have a case, too: any of them will do
+    if not field.isascii():  # letters of other scripts have case too: any of them matches
         return r"[\x80-\xff]"
     return r"[ _.$-]{0,3}".join(word.encode().translate(_FOLD).decode() for word in words(field))
 
 
 def _has_number(document: bytes, folded: bytes, *, beside: bool) -> bool:
-    """Whether there is something like a telephone number, a card, a bank account or a social security number.
+    """Whether there may be a telephone number, a card, a bank account or a social security number.
 
-    Where there are other secrets *beside* it, what stands before a card may be gone when the card is looked for.
+    If there are other secrets *beside* it, the text before a card may be gone by the time the card is looked for.
     """
     if b"+" in document and _DIALLED.search(document) is not None:
         return True
@@ -226,7 +227,7 @@ def _has_number(document: bytes, folded: bytes, *, beside: bool) -> bool:
         if beside and end - start >= 14:
             return True
         before = document[start - 1 : start] if start else b" "
-        if document[start - 2 : start - 1] == b"\\":  # an escaped line break or tab, and no letter
+        if document[start - 2 : start - 1] == b"\\":  # an escaped line break or tab, not a letter
             before = b" "
         if 14 <= end - start <= 16 and before not in _NOT_BEFORE_CARD:
             return True  # a card in one piece; times in milliseconds are shorter
@@ -238,7 +239,7 @@ def _has_number(document: bytes, folded: bytes, *, beside: bool) -> bool:
 def _suspicious(document: bytes, runs: bytes, *, beside: bool) -> bool:
     """Whether one of the long runs of token characters is more than an id, a name or a path.
 
-    Where there are other secrets *beside* it, a part of it may be gone when the rest is looked at (``…==password=…``).
+    If there are other secrets *beside* it, part of it may be gone by the time the rest is checked (``…==password=…``).
     """
     for match in _RUN.finditer(runs):
         start, end = match.span()

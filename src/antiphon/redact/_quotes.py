@@ -1,4 +1,4 @@
-"""Exceptions quote what they were given: a password that only its name makes a secret is one in the message, too."""
+"""Exceptions quote their arguments: a password that only its name identifies is also one in the message."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from urllib.parse import quote, quote_plus
 
 _SHORTEST = 3
-"""A shorter value would be found in any text."""
+"""Shorter values would match in any text."""
 _WORD = 6
-"""A value shorter than this counts only where it stands by itself."""
+"""Shorter values only count as separate words."""
 
 
 def secrets_in(arguments: Mapping[str, Any], mask: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, str]:
-    """The texts among *arguments* that are masked, with what stands for them."""
+    """The masked texts among *arguments*, with their stand-ins."""
     given = dict(arguments)
     try:
         masked = mask(given)
-    except Exception:  # nothing is known about it, and the message is redacted as any other text
+    except Exception:  # nothing is known about it, and the message is redacted like any other text
         return {}
     return dict(_changed(given, masked))
 

@@ -35,7 +35,7 @@ _SCHEME = deferred(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC
 _SCHEMA_WORDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "properties"})
 _MEDIA_WORDS = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format"})
 _SAYS_MORE = frozenset({"value", "type"})
-"""Names that together with another, or with their value, say what a value is."""
+"""Names that say what a value is only together with another name or with their value."""
 _PAIR_NAMES = ("name", "key", "header", "Name", "Key")
 _PAIR_NAME = deferred(
     r"(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{1,30}|(?:[a-z]+-)?api-?key|private-token)|[A-Z][A-Z0-9_]{2,40}"
@@ -45,30 +45,30 @@ _NOT_WRITTEN = deferred(r"[\"'`\\\r\n]")
 _FIELD_NAME = deferred(r"[A-Za-z][A-Za-z_.-]{1,39}")
 _COMMA = '","'
 _BESIDE = WORDS | NUMBERS | USER
-"""Causes of the rules that know a value by what stands beside it."""
+"""Causes of the rules that recognise a value by its context."""
 _PLAIN_WORD = deferred(r"[A-Za-z]{0,14}|.*\s.*")
 _SHORTEST = 6
-"""No rule of ours finds anything in less (``a@b.no``)."""
+"""None of our rules matches anything shorter (``a@b.no``)."""
 _SHORTEST_KNOWN = 4
 _SHORTEST_CREDENTIAL = 8
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
-"""Variables of every shell that are named like passwords."""
+"""Variables of every shell whose names look like passwords."""
 _REMEMBERED, _REMEMBERED_CHARS = 512, 1024
 _GONE = object()
 _SHORTEST_WORD = 14
-"""A single word has to be this long to be a card; all other kinds are longer."""
+"""A single word must be this long to be a card; all other kinds are longer."""
 _CARDS_FROM, _CARDS_BELOW = 10 ** (_SHORTEST_WORD - 1), 10**16
 """Cards have 14 to 16 digits."""
 _BELOW_KNOWN, _KNOWN_FROM = -(10 ** (_SHORTEST_KNOWN - 2)), 10 ** (_SHORTEST_KNOWN - 1)
-"""Integers between the two are shorter than any value that is looked for."""
+"""Integers between the two are shorter than any known value."""
 
 
 _Shape = tuple[tuple[Any, ...], int, int]
-"""The names of an object, the causes, and how many values were known when they were looked at."""
+"""The names of an object, the causes, and how many values were known when they were checked."""
 
 
 class Mask(NamedTuple):
-    """Where a stand-in lies in JSON data: in the text, number or (``key``) name of a field at *pointer*."""
+    """Where a stand-in is in JSON data: in the text, number or (``key``) field name at *pointer*."""
 
     pointer: str
     start: int
@@ -82,52 +82,51 @@ class Mask(NamedTuple):
 
 
 class Credential(NamedTuple):
-    """A value of an environment variable that is named as a credential."""
+    """The value of an environment variable that is named like a credential."""
 
     needle: bytes
-    """As JSON writes it."""
+    """As written in JSON."""
     value: str
     kind: str
 
 
 def in_json(text: str) -> bytes:
-    """*text* as it stands between the quotes of a JSON document."""
+    """*text* as written between the quotes of a JSON string."""
     return orjson.dumps(text.encode("utf-8", "replace").decode())[1:-1]
 
 
 class Redactor:
-    """Rules, and what stands for what they find. ``redact`` returns the very same object where there is nothing.
+    """Rules, and the stand-ins for what they find. ``redact`` returns the same object if there is nothing to redact.
 
-    With masks (the default) it is idempotent. It never touches the ids that runs, calls, providers and traces are held
-    together with.
+    With masks (the default) it is idempotent. It never touches the ids that link runs, calls, providers and traces.
     """
 
     def __init__(
         self, rules: Rules | None = None, salt: str | bytes = "", *, environment: Mapping[str, str] | None = None
     ) -> None:
-        """*salt* is the key of the masks: keep it to yourself. Credentials in *environment* are secrets, too."""
+        """*salt* is the key of the masks: keep it secret. Credentials in *environment* are secrets, too."""
         rules = rules or Rules()
         self._text = TextRules(rules)
         self._names = self._text.names
         self._prefilter = Prefilter(rules)
         self._patterns = {rule.name: rule.compile() for rule in rules.user if rule.pattern}
         self._cards = rules.personal
-        # they may find anything
+        # users' patterns may match anything
         self._shortest, self._shortest_word = (1, 1) if self._patterns else (_SHORTEST, _SHORTEST_WORD)
         self.users: frozenset[str] = frozenset(rule.name for rule in rules.user)
-        """Kinds that rules of users have named."""
+        """Kinds from users' rules."""
         self.stand_ins: StandIns = VisibleMasks(_bytes(salt))
         self._environment = environment
         self._known: Pseudonyms | None = None
         self.credentials: list[Credential] = []
-        """Of the environment: they are known as soon as one is seen."""
+        """From the environment: they become known values once one is seen."""
         self._know_environment(_bytes(salt))
         self._seen: dict[tuple[str, int, bool], str] = {}
-        """Short texts as they are written: people and places come up again and again in a run."""
+        """Short texts as redacted: people and places recur in a run."""
         self._shapes: set[_Shape] = set()
-        """Objects none of whose names is a secret or says anything of its value."""
+        """Objects whose names are neither secret nor say anything about their values."""
         self._learnt = 0
-        """How many values were known when they were read."""
+        """How many values were known when the caches were filled."""
 
     def with_stand_ins(self, stand_ins: StandIns) -> Redactor:
         """The same rules with other stand-ins; compiled patterns are shared."""
@@ -139,7 +138,7 @@ class Redactor:
         return other
 
     def _know_environment(self, key: bytes) -> None:
-        """Look for the credentials that are in the environment now."""
+        """Collect the credentials that are currently in the environment."""
         self.credentials = [] if self._environment is None else self._credentials_in(self._environment)
         if self.credentials and self._known is None:
             self._known = Pseudonyms(key, self.fits)
@@ -153,13 +152,13 @@ class Redactor:
         return found
 
     def _notice(self, document: bytes) -> None:
-        """Know the credentials that *document* holds. Pieces of one are looked for once it was seen as a whole."""
+        """Learn the credentials in *document*. Parts of one are only looked for after it was seen whole."""
         for needle, value, kind in self.credentials:
             if needle in document and self._known is not None:
                 self._known.of(kind, value)
 
     def knows(self, document: bytes) -> bool:
-        """Whether a value that is known to be a secret, or a piece of one, may be in *document*."""
+        """Whether *document* may contain a known secret or a part of one."""
         if self.credentials:
             self._notice(document)
         known = self._known
@@ -174,7 +173,7 @@ class Redactor:
         return self.with_stand_ins(Pseudonyms(key, self.fits))
 
     def shown(self) -> Redactor:
-        """The redactor of a run with masks that people can read in place of its pseudonyms."""
+        """The redactor of a run with readable masks in place of its pseudonyms."""
         other = self.with_stand_ins(RunMasks(self.pseudonyms))
         other._known = self._known
         return other
@@ -185,7 +184,7 @@ class Redactor:
 
     @property
     def in_parts(self) -> bool:
-        """Whether the entries of a list can be looked at one by one: a rule of a user may speak of what is around."""
+        """Whether list entries can be checked one by one: users' rules may depend on context."""
         return not self._prefilter.has_users
 
     @property
@@ -195,12 +194,12 @@ class Redactor:
         return self._known
 
     def fits(self, kind: str, text: str) -> bool:
-        """Whether the detector of *kind* takes *text* for one."""
+        """Whether the detector of *kind* matches *text*."""
         pattern = self._patterns.get(kind)
         return pattern.fullmatch(text) is not None if pattern is not None else detected(kind, text)
 
     def kind_of(self, name: str) -> str | None:
-        """The kind of secret that a name promises; ``None`` if it promises none."""
+        """The kind of secret that a name implies; ``None`` if none."""
         field = self._names[name]
         return field.kind if field is not None and field.mode == "secret" else None
 
@@ -209,35 +208,35 @@ class Redactor:
         return self._names[name] is not None
 
     def stand_in(self, kind: str, value: str) -> str:
-        """What stands for *value*."""
+        """The stand-in for *value*."""
         return self.stand_ins.of(kind, value)
 
     def may_hold(self, document: bytes) -> bool:
-        """A quick look: ``False`` is certain, ``True`` means that the rules have to read it."""
+        """A quick check: ``False`` is certain, ``True`` means that the rules have to read it."""
         return self._look(document) != 0
 
     def _look(self, document: bytes) -> int:
         if self.knows(document):
-            return ALL  # each text is looked at without the known values, which look like secrets
+            return ALL  # texts are checked without the known values, which look like secrets
         return self._prefilter.causes(document)
 
     def pieces(self, text: str) -> list[Piece]:
-        """What stands in *text* in place of secrets, in order."""
+        """The replacements for secrets in *text*, in order."""
         causes = self._look(_quoted(text))
         return self._pieces(text, causes, entropy=True) if causes else []
 
     def spans(self, text: str) -> list[Span]:
-        """Where secrets stand in *text*, in order."""
+        """Where secrets are in *text*, in order."""
         return [Span(piece.start, piece.end, piece.kind) for piece in self.pieces(text)]
 
     def redact_text(self, text: str) -> str:
-        """*text* without secrets; JSON inside a text is read as JSON."""
+        """*text* without secrets; JSON inside a text is parsed as JSON."""
         if self.credentials:
             self._notice(_quoted(text))
         return str(self._string(text, ALL))
 
     def redact(self, value: Any, field: str = "") -> Any:
-        """JSON-like *value* without secrets; *field* is the name it stands under, if it has one."""
+        """JSON-like *value* without secrets; *field* is its name, if it has one."""
         if type(value) is str and not field:
             return self.redact_text(value)
         try:
@@ -249,12 +248,12 @@ class Redactor:
             raise InvalidInput("The value is nested too deeply to be redacted.", hint="Flatten it.") from None
 
     def marked(self, value: Any) -> Any:
-        """The same for data that is on its way into a stream: texts still say where their stand-ins are."""
+        """The same for data on its way into a stream: texts still know where their stand-ins are."""
         causes = self._causes(value)
         return self._walk(value, causes) if causes else value
 
     def _causes(self, value: Any) -> int:
-        """A look at the serialised form is quicker than a walk; what cannot be serialised is walked."""
+        """Checking the serialised form is faster than a walk; what cannot be serialised is walked."""
         try:
             return self._look(orjson.dumps(value))
         except TypeError:
@@ -271,7 +270,7 @@ class Redactor:
         if found is None:
             return None
         clean, before, after = found
-        if before is after:  # a text
+        if before is after:  # plain text
             return clean, []
         return clean, [
             Mask(pointer, piece.at, len(piece.new), piece.kind, is_key)
@@ -280,14 +279,14 @@ class Redactor:
         ]
 
     def _in_bytes(self, document: bytes) -> tuple[bytes, Any, Any] | None:
-        """The document without secrets, what was in it, and what is in it now; ``None`` if that is the same."""
+        """The document without secrets, its parsed content before and after; ``None`` if nothing changes."""
         causes = self._look(document)
         if not causes:
             return None
         try:
             value = _loads(document)
             redacted = self._walked(value, causes)
-        except (ValueError, RecursionError):  # no JSON, or nested too deeply: it is still a text
+        except (ValueError, RecursionError):  # not JSON, or nested too deeply: treat it as text
             text = document.decode("utf-8", "surrogateescape")
             replaced = self._plain(text, causes, entropy=True)
             return None if replaced is text else (replaced.encode("utf-8", "surrogateescape"), None, None)
@@ -296,7 +295,7 @@ class Redactor:
         return self._written(document, value, redacted), value, redacted
 
     def _walked(self, value: Any, causes: int) -> Any:
-        """*value* without secrets; one that is found at its end is looked for at its beginning, too."""
+        """*value* without secrets; one that is found near the end is also looked for at the beginning."""
         known = self._known
         learnt = len(known.values) if known is not None else 0
         redacted = self._walk(value, causes)
@@ -306,7 +305,7 @@ class Redactor:
 
     @staticmethod
     def _written(document: bytes, value: Any, redacted: Any) -> bytes:
-        """In place: all but the stand-ins stays as it was written, white space, numbers and escapes included."""
+        """In place: everything but the stand-ins is kept as written, including white space, numbers and escapes."""
         if _dumps(value) == document:
             return _dumps(redacted)
         spliced = splice(document.decode("utf-8", "surrogatepass"), value, redacted)
@@ -379,7 +378,7 @@ class Redactor:
         return {renamed.get(key, key): changed.get(key, item) for key, item in value.items()}
 
     def _values(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
-        """The same for an object whose names are known to need no look."""
+        """The same for an object whose names are known to need no check."""
         changed: dict[Any, Any] = {}
         string, walk = self._string, self._walk
         for key, item in value.items():
@@ -395,7 +394,7 @@ class Redactor:
             self._shapes.add(shape)
 
     def _forget_if_learnt(self) -> None:
-        """What was found since then is looked for in everything that was remembered, too."""
+        """Newly found values must also be looked for in everything that was cached."""
         known = self._known
         if known is not None and len(known.values) != self._learnt:
             self._seen.clear()
@@ -412,8 +411,8 @@ class Redactor:
         return self._each(value, None, causes, self._told(value, causes) if causes & _BESIDE else None)
 
     def _told(self, value: Any, causes: int) -> dict[int, Span] | None:
-        """Secrets in arguments of a command, by index, that the option or the command before them shows: what the rules
-        find in the list as it is written, and not in the argument alone.
+        """Secrets in a command's arguments, by index, that only the preceding option or command reveals: what the rules
+        find in the list as written, but not in the argument alone.
         """
         for item in value:
             if type(item) is str and item[:1] == "-":
@@ -463,7 +462,7 @@ class Redactor:
         return items if type(value) is list else tuple(items)
 
     def _under(self, value: Any, field: Field | None, causes: int) -> Any:
-        """*value* below a name that says what it is."""
+        """*value* under a name that says what it is."""
         kind = type(value)
         if field is None:
             return self._walk(value, causes)
@@ -482,7 +481,7 @@ class Redactor:
         return value
 
     def _below(self, value: dict[Any, Any], field: Field, causes: int) -> dict[Any, Any]:
-        """Everything under ``credentials`` or ``cookies`` is one, whatever it is called."""
+        """Everything under ``credentials`` or ``cookies`` is one, whatever its name."""
         new: dict[Any, Any] = {}
         for key, item in value.items():
             own = self._names[key] if type(key) is str else None
@@ -493,7 +492,7 @@ class Redactor:
         return value if all(new.get(key, _GONE) is item for key, item in value.items()) else new
 
     def _key(self, key: Any, causes: int) -> Any:
-        """The name of a field, which may be a secret itself."""
+        """The name of a field, which may itself be a secret."""
         if type(key) is str and (len(key) >= MIN_RUN or causes & KNOWN or not key.isidentifier()):
             return self._string(key, causes, False)
         return key
@@ -510,12 +509,12 @@ class Redactor:
         return self._masked(value, start, (token.lastgroup or "") if token else field.kind)
 
     def _masked(self, text: str, start: int, kind: str, before: Iterable[Piece] = ()) -> str:
-        """*text* whose end from *start* is a secret."""
+        """*text* whose part from *start* on is a secret."""
         secret = text[start:]
         return Masked.of(text, [*before, Piece(start, len(text), self.stand_in(kind, secret), kind, secret)])
 
     def _number(self, value: int, field: Field, causes: int) -> Any:
-        """A number is a secret where only a number can be one, or a user says so; ``max_tokens: 5`` is none."""
+        """A number is a secret if only a number can be one there, or a user says so; ``max_tokens: 5`` is not."""
         if field.mode != "keep" and (field.numbers or field.kind == "password" or fits(field, str(value))):
             return self._other_number(str(value), field.kind)
         return self._integer(value, causes)
@@ -526,7 +525,7 @@ class Redactor:
         return MaskedInt.of(text, pieces) if self.stand_ins.same_length else Masked.of(text, pieces)
 
     def _integer(self, value: int, causes: int) -> Any:
-        """A number that is a known value of the run, or a card as it would be found in a text."""
+        """A number that is a known value of the run, or a card as it would be found in text."""
         if _BELOW_KNOWN < value < _KNOWN_FROM:
             return value
         known = self._known
@@ -565,7 +564,7 @@ class Redactor:
     def _read(self, text: str, causes: int, *, entropy: bool) -> str:
         hits = self._known.find(text) if causes & KNOWN and self._known else []
         found = self._prefilter.causes(_quoted(_without(text, hits) if hits else text), causes)
-        if not found:  # nothing but what is known
+        if not found:  # nothing but known values
             return Masked.of(text, [self._piece(text, hit) for hit in hits]) if hits else text
         if hits:
             found |= KNOWN
@@ -586,7 +585,7 @@ class Redactor:
         return Masked.of(text, pieces) if pieces else text
 
     def _pieces(self, text: str, causes: int, *, entropy: bool) -> list[Piece]:
-        """Known values come first, then what the detectors find beside them, then pieces of known values."""
+        """Known values first, then what the detectors find next to them, then parts of known values."""
         hits = self._known.find(text) if causes & KNOWN and self._known else []
         spans = self._text.spans(text, causes, entropy=entropy)
         values = [hit for hit in hits if hit.whole and not any(_swallows(span, hit, self.users) for span in spans)]
@@ -608,7 +607,7 @@ class Redactor:
 
 
 def _without(text: str, hits: list[Hit]) -> str:
-    """*text* with blanks for the known values that are words of their own: what is left decides what is looked for."""
+    """*text* with blanks for known values that are separate words: what is left decides what to look for."""
     parts: list[str] = []
     position = 0
     for start, end, _, _, whole in hits:
@@ -619,13 +618,13 @@ def _without(text: str, hits: list[Hit]) -> str:
 
 
 def _swallows(span: Span, hit: Hit, users: frozenset[str]) -> bool:
-    """Whether a known value is a part of a credential, which is replaced as a whole."""
+    """Whether a known value is part of a credential, which is replaced as a whole."""
     inside = span.start <= hit.start and hit.end <= span.end and span.end - span.start > hit.end - hit.start
     return inside and (is_credential(span.kind, users) or span.kind not in _COMPOSED)
 
 
 _COMPOSED = frozenset({"email", "phone", "card", "iban"})
-"""Kinds that a rule may find around a known value, with a prefix, say."""
+"""Kinds that a rule may find around a known value, for example with a prefix."""
 
 
 def _pieces_of(leaf: Any) -> list[Piece]:
@@ -633,7 +632,7 @@ def _pieces_of(leaf: Any) -> list[Piece]:
 
 
 def _changed(before: Any, after: Any, pointer: str = "") -> list[tuple[str, bool, Any]]:
-    """The leaves that were replaced: pointer (with the new names of fields), whether it is a name, and the leaf."""
+    """The leaves that were replaced: pointer (with new field names), whether it is a name, and the leaf."""
     found: list[tuple[str, bool, Any]] = []
     if before is not after:
         _collect(before, after, pointer, found)
@@ -645,7 +644,7 @@ def _collect(before: Any, after: Any, pointer: str, found: list[tuple[str, bool,
         found.append((pointer, False, after))
     elif isinstance(before, dict) and isinstance(after, dict):
         pairs: Iterator[Any] = zip(before.items(), after.items(), strict=True)
-        if before.keys() == after.keys():  # only what differs needs a look
+        if before.keys() == after.keys():  # only differences need a closer look
             pairs = compress(pairs, map(is_not, before.values(), after.values()))
         for (_, old), (name, new) in pairs:
             where = f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
@@ -662,7 +661,7 @@ def _collect(before: Any, after: Any, pointer: str, found: list[tuple[str, bool,
 
 
 def _as_plain(before: Any, after: Any) -> Any:
-    """*after* without classes of ours; what was not changed is not copied."""
+    """*after* without our own classes; unchanged values are not copied."""
     if before is after:
         return after
     if isinstance(after, (Masked, MaskedInt)):
@@ -680,7 +679,7 @@ def _bytes(salt: str | bytes) -> bytes:
 
 
 def _quoted(text: str) -> bytes:
-    """A text as the prefilter expects it: with something before and after."""
+    """A text as the prefilter expects it: with a character before and after."""
     return b'"' + text.encode("utf-8", "surrogatepass") + b'"'
 
 
@@ -695,12 +694,12 @@ def _named_pair(value: dict[Any, Any]) -> str | None:
 
 
 def _loads(document: bytes) -> Any:
-    """Parse without loss: numbers that do not fit 64 bits are kept by the slower parser."""
+    """Parse without loss: the slower parser keeps numbers that exceed 64 bits."""
     folded = document.translate(_DIGITS)
     if _MANY in folded:
         for match in _BIG_NUMBER.finditer(folded):
             start = match.start()
-            if start == 0 or document[start - 1] in b":,[- \t\r\n":  # else it is in a text, as account numbers are
+            if start == 0 or document[start - 1] in b":,[- \t\r\n":  # else it is inside a text, as account numbers are
                 return json.loads(document)
     return orjson.loads(document)
 
@@ -721,10 +720,10 @@ def _dumps(value: Any) -> bytes:
 
 
 class EqualityPattern:
-    """Which recorded secret is which live one, over a whole run.
+    """Which recorded secret corresponds to which live one, over a whole run.
 
-    The key in a test machine need not be the key of the recording, but where the recording used one key twice, the
-    live run must too, and two different ones must stay different. Kinds must agree.
+    The key on a test machine need not be the recorded one, but where the recording used one key twice, the live run
+    must too, and two different ones must stay different. Kinds must match.
     """
 
     __slots__ = ("_live", "_recorded")
@@ -734,7 +733,7 @@ class EqualityPattern:
         self._recorded: dict[str, str] = {}
 
     def same(self, recorded: Any, live: Any) -> bool:
-        """Whether the two redacted values agree; what they have in common is remembered only if they do."""
+        """Whether the two redacted values agree; their correspondences are remembered only if they do."""
         pairs: list[tuple[str, str]] = []
         if not _paired(recorded, live, pairs):
             return False
@@ -751,7 +750,7 @@ def same_after_redaction(
 ) -> bool:
     """Whether *live* (raw) is what was *recorded* (redacted); *salt* is the run's, or a redactor that has it.
 
-    Secrets are compared by kind and equality pattern; one *pattern* for all calls of a run makes it a run's.
+    Secrets are compared by kind and equality pattern; pass one *pattern* for all calls to compare over a whole run.
     """
     redactor = salt if isinstance(salt, Redactor) else Redactor(salt=salt)
     return (pattern or EqualityPattern()).same(recorded, redactor.redact(live))

@@ -1,4 +1,4 @@
-"""What counts as a secret: the switches and rules a user may set, and our own lists."""
+"""What counts as a secret: the switches and rules that a user may set, and our own lists."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from antiphon.errors import ConfigError
 LISTS: Final[Mapping[str, Any]] = tomllib.loads((get_data("antiphon.redact", "secrets.toml") or b"").decode())
 """The lists of ``secrets.toml``."""
 MASK = re.compile(r"\[(?:secret:([a-z0-9_]{1,40})(?::([0-9a-f]{16}))?|([a-z0-9_]{1,40}):([0-9a-f]{4}))\]")
-"""What stands for a value where people read: a mask (groups 3 and 4: kind and digest), or what release 0.1.0 wrote
-(groups 1 and 2). There is nothing to find in it."""
+"""A stand-in in readable output: a mask (groups 3 and 4: kind and digest), or a placeholder of release 0.1.0 (groups 1
+and 2). It is never searched for secrets.
+"""
 
 CONSTANT_KINDS = frozenset({"pin", "cvv", "otp", "ssn", "phone", "card", "iban"})
-"""So few values are possible that a digest under a known salt would give them away (D21)."""
+"""Kinds with so few possible values that a digest under a known salt would reveal them (D21)."""
 
 _GUESSABLE_BITS = 64.0
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
@@ -37,9 +38,9 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     pattern: str = ""
     field: str = ""
     personal: bool = False
-    """Belongs to personal data: switched with ``Rules.personal``."""
+    """Personal data: controlled by ``Rules.personal``."""
     constant: bool = False
-    """Without effect since masks are keyed; kept for rules that were written for release 0.1.0."""
+    """No effect since masks are keyed; kept for rules written for release 0.1.0."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -54,7 +55,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def compile(self) -> re.Pattern[str]:
-        """The pattern, checked."""
+        """The compiled, validated pattern."""
         try:
             compiled = re.compile(self.pattern)
         except re.error as error:
@@ -73,7 +74,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Which kinds are redacted. Everything is on by default.
 
-    ``keep_fields`` are names whose values are taken for ids: neither their name nor their looks make them secret.
+    ``keep_fields`` are names whose values count as ids: neither name nor format makes them secret.
     """
 
     secrets: bool = True
@@ -84,7 +85,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def guessable(secret: str) -> bool:
-    """Whether trying all texts of this length and alphabet is within reach of an attacker who has the salt."""
+    """Whether an attacker who has the salt could try all texts of this length and alphabet."""
     alphabets = ((26, str.islower), (26, str.isupper), (10, str.isdigit))
     size = sum(letters for letters, has in alphabets if any(char.isascii() and has(char) for char in secret))
     if not secret.isalnum():

@@ -1,4 +1,4 @@
-"""Look for secrets in files, and say where they are without saying what they are (D21)."""
+"""Find secrets in files, and report where they are without revealing them (D21)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _OVERLAP = 4096
 _SEAL_KEY = re.compile(rb"antiphon-seal-key-[0-9]+ +[A-Za-z0-9+/_-]{43}=")
 _GIT_SECONDS = 10.0
 _GIT_PLACES = frozenset({"GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"})
-"""What a hook says of its own repository; the file may be in another one."""
+"""Set for a git hook's own repository; the file may be in another one."""
 _SEALED = re.compile(
     rb"(?<![A-Za-z0-9+/=._-])s[12]\.[0-9a-f]{8}\.(?=[A-Za-z0-9+/=]{40})"
     rb"(?:[A-Za-z0-9+/]{4})++(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?(?![A-Za-z0-9+/=_-])"
 )
-"""A sealed text: form, id of the key, and the one base64 spelling of at least a nonce and a tag. Nobody can read it."""
+"""A sealed text: form, key id, and the one base64 spelling of at least a nonce and a tag. Nobody can read it."""
 _DATABASE = b"SQLite format 3\0"
 _TEXT = re.compile(rb"[\x20-\x7e\t\r\n]{20,}")
 
@@ -45,11 +45,11 @@ class Finding(NamedTuple):
     """``line 12``, a JSON pointer such as ``/events/3/payload/token``, both, or ``byte 4096`` in a binary file."""
     kind: str
     fingerprint: str
-    """Equal for equal secrets; for what could be guessed it depends on the place only."""
+    """Equal for equal secrets; for guessable ones it depends only on the place."""
 
 
 def scan_path(path: str | os.PathLike[str], rules: Rules | None = None) -> Iterator[Finding]:
-    """Findings in a file, or in all files below a folder, in order of their names."""
+    """Findings in a file, or in all files below a folder, sorted by name."""
     redactor = Redactor(rules or Rules(personal=False), salt="scan")
     root = Path(path)
     for file in files_below(root):
@@ -58,7 +58,7 @@ def scan_path(path: str | os.PathLike[str], rules: Rules | None = None) -> Itera
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    """The file itself, or all files below a folder that are scanned, in order of their names."""
+    """The file itself, or all files below a folder that are scanned, sorted by name."""
     if not root.is_dir():
         yield root
         return
@@ -93,7 +93,7 @@ def _scan_text(file: Path, document: bytes | None, redactor: Redactor) -> Iterab
                 pass
             else:
                 known = _pseudonyms(_exported_events(value))
-                for event in _exported_events(value):  # of these the name of a kind is no secret
+                for event in _exported_events(value):  # for these, the name of a kind is no secret
                     if isinstance(event, dict) and isinstance(event.get("meta"), dict):
                         event["meta"].pop(PSEUDONYMS, None)
                 return _without_pseudonyms(redactor.leaves(value), known)
@@ -101,7 +101,7 @@ def _scan_text(file: Path, document: bytes | None, redactor: Redactor) -> Iterab
 
 
 def _seal_keys(file: Path) -> list[tuple[str, str, str]]:
-    """The seal keys in a file, unless it is the place for them: its owner alone can read it, and git ignores it."""
+    """The seal keys in a file, unless it is the right place for them: readable only by its owner, ignored by git."""
     with file.open("rb") as stream:
         lines = enumerate(map(_SEAL_KEY.findall, stream), 1)
         found = [(f"line {number}", "seal_key", key.decode("ascii")) for number, keys in lines for key in keys]
@@ -110,7 +110,7 @@ def _seal_keys(file: Path) -> list[tuple[str, str, str]]:
 
 
 def _ignored(file: Path) -> bool:
-    """Whether git ignores a file and does not track it; outside of a repository, whether it would ignore its folder."""
+    """Whether git ignores a file and does not track it; outside a repository, whether it would ignore its folder."""
     import shutil
     import subprocess
 
@@ -127,18 +127,18 @@ def _ignored(file: Path) -> bool:
 
 
 def _without_ours(data: bytes) -> bytes:
-    """Without sealed texts, and without seal keys, which are findings of their own."""
+    """Without sealed texts, and without seal keys, which are separate findings."""
     return _SEAL_KEY.sub(b" ", _SEALED.sub(b" ", data))
 
 
 def _exported_events(document: Any) -> Iterable[Any]:
-    """The events of an artifact of ours."""
+    """The events of one of our artifacts."""
     events = document.get("events") if isinstance(document, dict) and document.get("format") == "antiphon" else None
     return events if isinstance(events, list) else ()
 
 
 def _rows(file: Path, *statements: str) -> Iterator[tuple[Any, ...]]:
-    """What is in a database of SQLite; nothing for any other file, or if it is damaged."""
+    """The content of an SQLite database; nothing for any other file, or if it is damaged."""
     import sqlite3
 
     log = file.with_name(f"{file.name}-wal")
@@ -146,7 +146,7 @@ def _rows(file: Path, *statements: str) -> Iterator[tuple[Any, ...]]:
         with file.open("rb") as stream:
             if stream.read(len(_DATABASE)) != _DATABASE:
                 return
-        # Without a log nobody writes; opened in any other way, SQLite would leave files beside the database.
+        # If there is no log, nobody is writing; opened in any other way, SQLite would leave files next to the database.
         uri = f"{file.resolve().as_uri()}?{'mode=ro' if log.exists() else 'immutable=1'}"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
             database.text_factory = lambda data: data.decode("utf-8", "replace")
@@ -157,16 +157,16 @@ def _rows(file: Path, *statements: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _stored_events(file: Path) -> Iterator[Any]:
-    """The events of a database of ours; *file* is the database or the log beside it."""
-    with contextlib.suppress(orjson.JSONDecodeError):  # a database of others: it names no pseudonyms
+    """The events of one of our databases; *file* is the database or the log next to it."""
+    with contextlib.suppress(orjson.JSONDecodeError):  # some other database: it declares no pseudonyms
         for (body,) in _rows(file.with_name(file.name.removesuffix("-wal")), "SELECT body FROM events"):
             yield orjson.loads(body)
 
 
 def _scan_stored(file: Path) -> Iterator[tuple[str, str, str]]:
-    """A database or an archive: its bytes, and what is in its tables besides."""
+    """A database or an archive: its bytes, plus what is in its tables."""
     log = file.with_name(f"{file.name}-wal")
-    seen = {secret for _, _, secret in _scan_binary(log)} if log.exists() else set[str]()  # it has findings of its own
+    seen = {secret for _, _, secret in _scan_binary(log)} if log.exists() else set[str]()  # scanned separately
     for found in itertools.chain(_scan_binary(file), _scan_rows(file)):
         if found[0].startswith("byte") or found[2] not in seen:
             yield found
@@ -174,7 +174,7 @@ def _scan_stored(file: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _scan_rows(file: Path) -> Iterator[tuple[str, str, str]]:
-    """The values in the tables of a database: on its pages they stand without a gap."""
+    """The values in the tables of a database: its pages store them without separators."""
     for (table,) in _rows(file, "SELECT name FROM sqlite_master WHERE type = 'table'"):
         quoted = '"' + table.replace('"', '""') + '"'
         for number, row in enumerate(_rows(file, f"SELECT * FROM {quoted}"), 1):  # noqa: S608 - quoted
@@ -192,7 +192,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _pseudonyms(events: Iterable[Any]) -> set[str]:
-    """What events of ours say of themselves: these texts stand for values that they do not hold."""
+    """What our events declare: these texts stand for values that the events do not hold."""
     found: set[str] = set()
     for event in (event for event in events if isinstance(event, dict)):
         payload, meta = event.get("payload"), event.get("meta")
@@ -204,7 +204,7 @@ def _pseudonyms(events: Iterable[Any]) -> set[str]:
 
 
 def _without_pseudonyms(findings: Iterable[tuple[str, str, str]], known: set[str]) -> Iterator[tuple[str, str, str]]:
-    """Findings that are no part of a pseudonym, and no pseudonym with a little around it."""
+    """Findings that are not part of a pseudonym, nor a pseudonym with a few characters around it."""
     for where, kind, secret in findings:
         if secret not in known and not any(
             secret in one or (2 * len(one) >= len(secret) and one in secret) for one in known
@@ -213,7 +213,7 @@ def _without_pseudonyms(findings: Iterable[tuple[str, str, str]], known: set[str
 
 
 def _scan_lines(file: Path, redactor: Redactor) -> Iterator[tuple[str, str, str]]:
-    """Line by line; a line that is a JSON document is read as one. An armoured key counts at its first line."""
+    """Line by line; a line that is a JSON document is parsed as one. An armoured key is reported at its first line."""
     armour: list[str] = []
     armour_line = 0
     with file.open("rb") as stream:
@@ -250,7 +250,7 @@ def _in_text(text: str, where: str, redactor: Redactor) -> Iterator[tuple[str, s
 
 
 def _scan_binary(file: Path) -> Iterator[tuple[str, str, str]]:
-    """A database or an archive: only tokens that are certain by their looks."""
+    """A database or an archive: only tokens whose format is unmistakable."""
     seen: set[int] = set()
     with file.open("rb") as stream:
         base = 0

@@ -1,4 +1,4 @@
-"""Put stand-ins into a text in place: what is around them stays as it was written."""
+"""Put stand-ins into a text in place: everything around them is kept as written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNIT = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|
 
 
 class Piece(NamedTuple):
-    """``text[start:end]`` is a secret; *new* stands there instead, at *at* of the new text."""
+    """``text[start:end]`` is a secret; *new* replaces it, at position *at* of the new text."""
 
     start: int
     end: int
@@ -50,7 +50,7 @@ class Masked(str):
 
     @classmethod
     def made(cls, text: str, pieces: list[Piece]) -> str:
-        """A *text* in which the *pieces* stand already; the text itself if there are none."""
+        """A *text* that already contains the *pieces*; the text itself if there are none."""
         if not pieces:
             return text
         made = cls(text)
@@ -64,7 +64,7 @@ class Masked(str):
 
 
 class MaskedInt(int):
-    """A number that stands for another."""
+    """A number that stands for another number."""
 
     pieces: list[Piece]
 
@@ -80,7 +80,7 @@ class MaskedInt(int):
 
 
 def splice(text: str, before: Any, after: Any) -> Masked | None:
-    """The JSON *text* of *before* with the leaves of *after*; ``None`` if the two cannot be laid side by side."""
+    """The JSON *text* of *before* with the leaves of *after*; ``None`` if the two do not match."""
     leaves = _leaves(before, after)
     pieces: list[Piece] = []
     for token in _TOKEN.finditer(text):
@@ -118,7 +118,7 @@ def _in_token(text: str, start: int, end: int, old: Any, new: Any) -> list[Piece
 
 
 def _escaped(raw: str, secret: str, new: str) -> str:
-    """*new* written as *raw* writes *secret*: what was escaped stays escaped."""
+    """*new* escaped as *raw* escapes *secret*."""
     if raw == secret and len(new) == len(secret):
         return new
     if len(new) != len(secret):
@@ -143,7 +143,7 @@ def _pairs(data: bytes) -> Iterator[bytes]:
 
 
 def _leaves(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:
-    """Names and leaves in the order they are written in."""
+    """Names and leaves in written order."""
     if isinstance(before, dict) and isinstance(after, dict):
         for (old_name, old), (name, new) in zip(before.items(), after.items(), strict=True):
             yield old_name, name

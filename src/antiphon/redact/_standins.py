@@ -1,7 +1,7 @@
-"""What stands for a value that was found: a pseudonym of the same shape, or a mask that people can read.
+"""What stands for a found value: a pseudonym of the same shape, or a readable mask.
 
-Pseudonyms stand in run logs and artifacts, so that code can compute on them; masks (``[email:3f9a]``) stand
-everywhere else. Both are keyed: without the key nobody can try out values against them.
+Run logs and artifacts have pseudonyms, so that code can compute on them; masks (``[email:3f9a]``) are used everywhere
+else. Both are keyed: without the key nobody can test guesses against them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _HEX = re.compile(r"[0-9a-f]{16,}|[0-9A-F]{16,}|(?<![A-Za-z0-9])[0-9a-fA-F]{8,}(
 _ARMOUR = re.compile(r"-----[^\r\n]*-----")
 
 PERSONAL = frozenset({"email", "phone", "card", "iban", "ssn", "pin", "cvv", "otp", "passport"})
-"""Personal data: compared exactly, and no wider value swallows one that is known."""
+"""Personal data: compared exactly, and a known value is never absorbed into a wider match."""
 _EXACT = PERSONAL | {"password", "url_password", "field"}
 GUESS = "high_entropy"
-"""The kind of a value that looks like a key and may be anything: the address of a wallet, the id of a file."""
+"""The kind of a value that looks like a key but may be anything: a wallet address, a file id."""
 
 
 def is_credential(kind: str, users: frozenset[str] = frozenset()) -> bool:
-    """Whether values of *kind* are keys of a machine: another machine has others (all but personal data, passwords)."""
+    """Whether values of *kind* belong to a machine and differ on another (all but personal data and passwords)."""
     return kind not in _EXACT and kind not in users
 
 
 class StandIns(Protocol):
-    """Says what is written in place of a value."""
+    """Determines what replaces a value."""
 
     same_length: bool
 
@@ -59,12 +59,12 @@ class VisibleMasks:
 
 
 def visible(kind: str, digest: bytes) -> str:
-    """How a mask is written."""
+    """The text of a mask."""
     return f"[{kind}:{digest[:2].hex()}]"
 
 
 class RunMasks:
-    """Masks for the values of a run, made from their pseudonyms: a reader of the log alone makes the same."""
+    """Masks for a run's values, derived from their pseudonyms: a reader who has only the log derives the same ones."""
 
     same_length = False
 
@@ -76,12 +76,12 @@ class RunMasks:
 
 
 def mask_of(kind: str, pseudonym: str) -> str:
-    """How a pseudonym is shown."""
+    """The mask for a pseudonym."""
     return visible(kind, hashlib.sha256(pseudonym.encode("utf-8", "surrogatepass")).digest())
 
 
 class Placeholders:
-    """What release 0.1.0 wrote in place of a value: only its recordings are compared with it."""
+    """The placeholders of release 0.1.0: used only to compare with its recordings."""
 
     same_length = False
 
@@ -99,11 +99,11 @@ class Known(NamedTuple):
     pseudonym: str
     kind: str
     whole: bool
-    """Only as a whole and between other characters than letters and digits: it is short."""
+    """Matches only as a whole and not next to letters or digits, because it is short."""
 
 
 class Hit(NamedTuple):
-    """``text[start:end]`` is a known value, or a piece of one."""
+    """``text[start:end]`` is a known value, or a part of one."""
 
     start: int
     end: int
@@ -114,7 +114,7 @@ class Hit(NamedTuple):
 
 _SHORTEST_KNOWN, _SHORTEST_PIECE = 4, 6
 Fits = Callable[[str, str], bool]
-"""(kind, text) -> whether the detector of that kind takes the text for one."""
+"""(kind, text) -> whether the detector of that kind matches the text."""
 
 
 def _any(kind: str, text: str) -> bool:
@@ -142,7 +142,7 @@ class Pseudonyms:
         self.kinds: dict[str, str] = {}
         """Pseudonym -> kind."""
         self._needles: dict[str, list[tuple[Known, bool]]] = {}
-        """How a known value may begin, or (``True``) end."""
+        """Prefixes of known values, or (``True``) suffixes."""
         self._pattern: re.Pattern[str] | None = None
         self._lock = threading.RLock()
 
@@ -151,7 +151,7 @@ class Pseudonyms:
         return bool(self._needles)
 
     def of(self, kind: str, value: str) -> str:
-        """What stands for *value*."""
+        """The pseudonym for *value*."""
         found = self.values.get(value)
         if found is None:
             with self._lock:
@@ -160,7 +160,7 @@ class Pseudonyms:
         return found
 
     def learn(self, value: str, pseudonym: str, kind: str) -> None:
-        """Look for *value* from now on; a pseudonym that comes back (as its own value) is found, too."""
+        """Look for *value* from now on; a pseudonym that comes back (as its own value) is found as well."""
         with self._lock:
             self._learn(value, pseudonym, kind)
 
@@ -190,11 +190,11 @@ class Pseudonyms:
     # -- finding known values ------------------------------------------------------------------------------------
 
     def occurs(self, text: str) -> bool:
-        """Whether a known value, or a piece of one, may be in *text*."""
+        """Whether *text* may contain a known value or a part of one."""
         return self._compiled().search(text) is not None
 
     def find(self, text: str) -> list[Hit]:
-        """Known values and pieces of them (their beginning or end) in *text*, longest first where they overlap."""
+        """Known values and parts of them (prefixes or suffixes) in *text*, the longest of overlapping ones."""
         hits: list[Hit] = []
         position, pattern = 0, self._compiled()
         while match := pattern.search(text, position):
@@ -237,8 +237,8 @@ class Pseudonyms:
         return last
 
     def _kept_prefix(self, kind: str, value: str, fits: Fits) -> int | None:
-        """A well-known beginning stays: as much of it as the detector needs; ``None`` if nothing helps."""
-        if kind in PERSONAL or kind == GUESS:  # any may do, and nothing else of it is shown
+        """A well-known prefix is kept, as much as the detector needs; ``None`` if no length is enough."""
+        if kind in PERSONAL or kind == GUESS:  # any pseudonym will do, so nothing else of the value is shown
             return 0
         for prefix in range(min(len(value), _LONGEST_PREFIX)):
             if all(fits(kind, self._candidate(kind, value, prefix, attempt)) for attempt in range(_TRIES)):
@@ -268,7 +268,7 @@ class Pseudonyms:
 
 
 def _kept(kind: str, value: str, prefix: int) -> frozenset[int] | set[int]:
-    """The places that stay as they are."""
+    """The positions that are kept."""
     kept = set(range(prefix))
     if kind == "email" and "@" in value:
         kept.update(range(value.rindex("@"), len(value)))
@@ -316,7 +316,7 @@ def _size(char: str) -> int:
 
 
 def _set_check_digit(new: list[str]) -> None:
-    """Make the number valid by the digit before the last four."""
+    """Make the number valid by changing the digit before the last four."""
     places = [at for at, char in enumerate(new) if char.isdigit()]
     if len(places) < 6:
         return
@@ -340,7 +340,7 @@ def _set_iban_digits(new: list[str]) -> None:
 
 
 def _core(value: str) -> str:
-    """Letters and digits in lower case: what a value is, however it is written."""
+    """Letters and digits in lower case: the same for every spelling of a value."""
     return "".join(_lower(char) for char in value if char.isalnum())
 
 
@@ -350,7 +350,7 @@ def _lower(char: str) -> str:
 
 
 def _laid(value: str, core: str) -> str:
-    """*core* in the case and with the separators of *value*."""
+    """*core* with the case and separators of *value*."""
     chars = iter(core)
     new = []
     for char in value:
@@ -364,7 +364,7 @@ def _laid(value: str, core: str) -> str:
 
 
 def _spellings(value: str, pseudonym: str) -> Iterator[tuple[str, str]]:
-    """Both as they stand in text, JSON, addresses and HTML; each spelling has its own length."""
+    """Both as spelled in text, JSON, URLs and HTML; lengths match within each spelling."""
     seen = {value}
     yield value, pseudonym
     for spell in (_in_json, _in_json_twice, _percent, html.escape):
@@ -377,7 +377,7 @@ def _spellings(value: str, pseudonym: str) -> Iterator[tuple[str, str]]:
 def _in_json(text: str) -> str:
     try:
         return orjson.dumps(text)[1:-1].decode()
-    except TypeError:  # half a character
+    except TypeError:  # half a surrogate pair
         return text
 
 
@@ -410,7 +410,7 @@ def _extended(text: str, start: int, length: int, known: Known, is_end: bool) ->
 
 
 def _alternatives(needles: list[str]) -> str:
-    """One pattern for all, told apart by their first characters: it stays quick with thousands of them."""
+    """One pattern for all, grouped by their first characters: it stays fast with thousands of them."""
     groups: dict[str, dict[str, list[str]]] = {}
     for needle in needles:
         groups.setdefault(needle[0], {}).setdefault(needle[1:3], []).append(needle[3:])

@@ -1,8 +1,8 @@
-"""Redact streams for the recording while the live chunks pass untouched (D18, D21).
+"""Redact streams for the recording while the live chunks pass unchanged (D18, D21).
 
-A secret may begin in one chunk and end in another. Chunks come back in number and order: a pseudonym is cut where its
-secret was cut, a mask stands in the chunk where its secret begins, and a chunk is held back only while its end could
-still become part of a secret.
+A secret may begin in one chunk and end in another. Chunks come back in the same number and order: a pseudonym is split
+where its secret was split, a mask goes into the chunk where its secret begins, and a chunk is held back only while its
+end could still become part of a secret.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _CONTINUED = frozenset(
     "content text arguments partial_json delta output_text thinking refusal reasoning reasoning_content transcript"
     " input input_text".split()
 )
-"""Fields that providers send in chunks; all others are whole in each chunk."""
+"""Fields that providers send in pieces; all others are complete in each chunk."""
 _LIKELY = frozenset(
     "answer body chunk completion data generated_text generation message output outputText part piece response result"
     " string value word".split()
 )
-"""Fields that may hold the next part of a text, or say the same in each chunk: then they are whole."""
+"""Fields that may hold the next part of a text, or repeat in each chunk: then they are complete."""
 _WHOLE = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format", "audio", "image", "inline_data"})
-"""Beside and below these ``data`` is no text."""
+"""Next to and below these, ``data`` is not text."""
 
 _SHORT = 8
 _Path = tuple[str, ...]
@@ -48,7 +48,7 @@ _TEXT = "text"
 
 @dataclass(slots=True)
 class _Stretch:
-    """A stretch of a stream that is replaced by *new*, once that is known; *pieces* say where in it stand-ins are."""
+    """A range of a stream that is replaced by *new*, once that is known; *pieces* locate the stand-ins in it."""
 
     start: int
     end: int
@@ -60,7 +60,7 @@ class _Stretch:
 
 
 def _cut(stretches: deque[_Stretch], start: int, chunk: AnyStr) -> tuple[AnyStr, list[Piece]]:
-    """The *chunk* that begins at *start* with the stretches in it replaced; those that end in it are done with."""
+    """The *chunk* that begins at *start*, with the ranges in it replaced; those that end in it are removed."""
     end = start + len(chunk)
     out: list[AnyStr] = []
     pieces: list[Piece] = []
@@ -87,7 +87,7 @@ def _cut(stretches: deque[_Stretch], start: int, chunk: AnyStr) -> tuple[AnyStr,
 
 
 def _within(stretch: _Stretch, first: int, length: int, at: int) -> Iterator[Piece]:
-    """The parts of stand-ins that lie in a part of the stretch, which comes to lie at *at*."""
+    """The parts of stand-ins that fall into a section of the range, which is placed at *at*."""
     for piece in stretch.pieces:
         start, end = max(piece.at, first), min(piece.at + len(piece.new), first + length)
         if start < end:
@@ -109,7 +109,7 @@ class TextStream:
         self._chunks: deque[tuple[int, str]] = deque()
 
     def feed(self, chunk: str) -> list[str]:
-        """Take the next chunk; returns those that can be written now."""
+        """Add the next chunk; returns those that can be written now."""
         self._chunks.append((self._base + len(self._tail), chunk))
         self._tail += chunk
         if "\n" in chunk or len(self._tail) >= self._next_try:
@@ -123,7 +123,7 @@ class TextStream:
         return self._release()
 
     def _cut(self) -> int:
-        """How much of the tail no later chunk can change."""
+        """How much of the tail later chunks cannot change."""
         tail = self._tail
         line = tail.rfind("\n") + 1
         armour = tail.rfind(_ARMOUR)
@@ -165,7 +165,7 @@ class TextStream:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A text that is still under way in a held chunk."""
+    """A text still in progress in a held chunk."""
 
     value: str | None = None
 
@@ -174,14 +174,14 @@ class _Held(NamedTuple):
     chunk: Any
     slots: list[_Slot]
     came: Any
-    """The chunk as it came, if that was bytes, as they are or in base64."""
+    """The original chunk if it was bytes, either raw or in base64."""
 
 
 class StreamRedactor:
-    """``feed`` each live chunk (text, bytes or JSON-like data); it returns the recorded chunks that are final.
+    """Pass each live chunk (text, bytes or JSON-like data) to ``feed``; it returns the recorded chunks that are final.
 
-    As many chunks come out as went in, in order. The caller passes the live chunk on before it feeds it, so nothing
-    is delayed for the consumer.
+    As many chunks come out as went in, in order. The caller forwards the live chunk before feeding it, so the consumer
+    never waits.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -190,15 +190,15 @@ class StreamRedactor:
         self._waiting: dict[_Path, deque[_Slot]] = {}
         self._held: deque[_Held] = deque()
         self._last: dict[_Path, str] = {}
-        """What stood in the likely fields of the chunk before."""
+        """The contents of the likely fields in the previous chunk."""
         self.found: dict[str, str] = {}
-        """What stands for secrets in the stream -> their kind."""
+        """The stand-ins in the stream -> their kind."""
 
     def feed(self, chunk: Any) -> list[Any]:
-        """Take the next live chunk; returns the recorded ones that can be written now."""
+        """Add the next live chunk; returns the recorded ones that can be written now."""
         data = bytes(chunk) if isinstance(chunk, (bytes, bytearray)) else _packed(chunk)
         slots: list[_Slot] = []
-        # Every byte is one character of Latin-1, so a cut inside a UTF-8 character does no harm.
+        # Every byte is one Latin-1 character, so a cut inside a UTF-8 character does no harm.
         value = chunk if data is None else data.decode("latin-1")
         template = self._text((), value, slots) if isinstance(value, str) else self._template(value, (), slots)
         if not isinstance(template, _Slot):
@@ -207,13 +207,13 @@ class StreamRedactor:
         return self._release()
 
     def finish(self) -> list[Any]:
-        """The chunks that were still held, after the last one (or after the stream broke off)."""
+        """The chunks that were still held, after the last one (or after the stream was interrupted)."""
         for path, stream in self._streams.items():
             self._fill(path, stream.finish())
         return self._release()
 
     def _template(self, value: Any, path: _Path, slots: list[_Slot]) -> Any:
-        """*value* with its continued texts taken out."""
+        """*value* with its continued texts removed."""
         if isinstance(value, dict):
             inner = (*path, str(value["index"])) if isinstance(value.get("index"), int) else path
             return {
@@ -233,7 +233,7 @@ class StreamRedactor:
         return value
 
     def _goes_on(self, path: _Path, part: str, beside: dict[Any, Any]) -> bool:
-        """Whether a likely field holds a part of a text: it is short, or says something else than the last time."""
+        """Whether a likely field holds part of a text: it is short, or differs from the last time."""
         if path[-1] == "data" and not (_WHOLE.isdisjoint(beside) and _WHOLE.isdisjoint(path)):
             return False
         before = self._last.get(path)
@@ -294,7 +294,7 @@ def as_bytes(data: Any) -> bytes | None:
 
 
 def _packed(data: Any) -> bytes | None:
-    """The bytes of a chunk that was cut inside a character, as it is recorded."""
+    """The bytes of a chunk in the form that is recorded if it was cut inside a character; ``None`` for other chunks."""
     if not isinstance(data, dict) or set(data) != {"$base64"} or not isinstance(data["$base64"], str):
         return None
     try:
@@ -322,15 +322,15 @@ def _loaded(text: bytes) -> Any:
 
 
 def looks_like_events(data: Any) -> bool:
-    """Whether a stream that begins with this chunk is one of server-sent events or of JSON lines."""
+    """Whether a stream with this first chunk is one of server-sent events or JSON lines."""
     return _LOOKS.match(as_bytes(data) or b"") is not None
 
 
 class EventChunks:
     """Redact server-sent events or JSON lines, with the methods of :class:`StreamRedactor`.
 
-    A model writes a key token by token: each event holds a few letters of it, wrapped in JSON of its own. So the events
-    are read, not only their text. An event that is changed stands in the chunk where it begins.
+    A model writes a key token by token: each event holds a few letters of it in separate JSON. So the events are
+    parsed, not just their text. A changed event is written in the chunk where it begins.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -339,14 +339,14 @@ class EventChunks:
         self.found = self._stream.found
         self._unread = bytearray()
         self._read = 0
-        """How much of the stream has been read, line by line."""
+        """How much of the stream has been parsed, line by line."""
         self._waiting: deque[_Stretch] = deque()
         self._stretches: deque[_Stretch] = deque()
         self._chunks: deque[tuple[int, bytes, bool]] = deque()
         """(where it begins, the chunk, whether it came as bytes)."""
 
     def feed(self, data: Any) -> list[Any]:
-        """Take the next chunk; returns those that can be written now."""
+        """Add the next chunk; returns those that can be written now."""
         chunk = as_bytes(data)
         if chunk is None:
             chunk = orjson.dumps(data)
@@ -374,7 +374,7 @@ class EventChunks:
         text = body[5:].removeprefix(b" ") if event else body
         value = _loaded(text)
         plain = value is None
-        if plain and event:  # a text of its own, and perhaps the next chunk of one
+        if plain and event:  # a separate text, and perhaps the next part of one
             try:
                 value = text.decode()
             except UnicodeDecodeError:
@@ -415,5 +415,5 @@ class EventChunks:
 
 
 def redacting(redactor: Redactor, first: Any) -> EventChunks | StreamRedactor:
-    """What redacts a stream that begins with the chunk *first*."""
+    """The redactor for a stream that begins with the chunk *first*."""
     return EventChunks(redactor) if looks_like_events(first) else StreamRedactor(redactor)

@@ -1,7 +1,7 @@
-"""Text that is a secret by its looks: tokens of providers, the shapes that everybody uses, and random-looking runs.
+"""Text that is a secret by its format: providers' tokens, common formats, and random-looking runs.
 
-A random token changes between small letters, capitals and digits about every second character; names, paths and
-version strings do so every third at most. Shapes that are ids everywhere are left alone.
+A random token switches between lower case, upper case and digits about every second character; names, paths and version
+strings at most every third. Formats that are always ids are left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from antiphon.redact._rules import LISTS
 
 RUN_CHARS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=_-"
-"""What tokens are made of; a run of at least :data:`MIN_RUN` of them is looked at more closely."""
+"""The characters of tokens; a run of at least :data:`MIN_RUN` of them is examined more closely."""
 
 MIN_RUN = 20
 
@@ -27,7 +27,7 @@ _LONGEST_NAME_PART = 12
 
 
 def deferred(source: str) -> Callable[[], re.Pattern[str]]:
-    """``pattern()`` is the compiled *source*, compiled at first need: most processes never see a secret."""
+    """``pattern()`` is the compiled *source*, compiled on first use: most processes never see a secret."""
     return functools.cache(functools.partial(re.compile, source))
 
 
@@ -36,7 +36,7 @@ TOKENS = deferred(
 )
 """All providers in one pattern; ``match.lastgroup`` is the kind."""
 TOKEN_TEXT = deferred(rf"[A-Za-z0-9+/=_.~:%-]{{{MIN_RUN},}}")
-"""Where one of them may stand: they are made of these characters and no shorter. Most of a text is passed over."""
+"""Where one of them may be: they consist of these characters and are at least this long. Most text is skipped."""
 _START = deferred(LISTS["starts"]["any"])
 _LATER_START = deferred(f"[^A-Za-z0-9](?:{LISTS['starts']['any']})")
 _BEFORE_ONE = tuple(LISTS["starts"]["before"].split())
@@ -44,10 +44,10 @@ PRIVATE_KEY = deferred(
     r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
     r"(?:(?!-----BEGIN)[\s\S])*?(?:-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----|\Z)"
 )
-"""A private key in PEM armour; one that was cut off counts to the end of the text."""
+"""A private key in PEM armour; one that was cut off extends to the end of the text."""
 
 URL_PASSWORD = deferred(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/?#:@\"'<>\[\]]{0,256}:(?P<secret>[^\s/?#\"'<>]{1,256})@")
-"""``scheme://user:password@host``, the database kind included."""
+"""``scheme://user:password@host``, including database URLs."""
 
 URL_TOKEN = deferred(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://(?P<secret>[A-Za-z0-9_.~%-]{16,256})@")
 """``https://token@host``."""
@@ -56,7 +56,7 @@ HEADER = deferred(
     r"(?i)\b(?:proxy-)?authori[sz]ation\\*[\"'`]?[ \t]*[:=,][ \t]*\\*[\"'`]?[ \t]*"
     r"(?:(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)[ \t]+)?(?P<secret>[^\s\"'`\\,;]{3,})"
 )
-"""An Authorization header written out in text; the scheme is kept."""
+"""An Authorization header in text; the scheme is kept."""
 
 COOKIE = deferred(r"(?i)\b(?:set-)?cookies?:[ \t]*(?P<secret>[A-Za-z0-9_.$-]+=[^\r\n\"'`\\]+)")
 
@@ -68,9 +68,9 @@ BEARER = deferred(r"\b[Bb]earer (?P<secret>[A-Za-z0-9_+/=-]{20,}[A-Za-z0-9._~+/=
 BASIC = deferred(r"\b[Bb]asic (?P<secret>[A-Za-z0-9+/]{20,}={0,2})(?![A-Za-z0-9+/=])")
 
 COMMA = r"\\*[\"']\s*,\s*"
-"""Between two arguments in a written list (JSON, the ``repr`` of a command); a quote follows."""
+"""Between two arguments in a serialised list (JSON, the ``repr`` of a command); a quote follows."""
 _ARGUMENT = r"(?:(?!\\*[\"'])\S)"
-"""A character of an argument without blanks and quotes; a backslash before a quote is none."""
+"""A character of an argument without blanks and quotes; a backslash before a quote does not count."""
 
 CURL_USER = deferred(
     rf"(?:[\s\"']-u|--user|--proxy-user)(?:[ =]?|{COMMA}\\*)[\"']?[^\s\"':]{{1,128}}:(?P<secret>{_ARGUMENT}{{1,256}})"
@@ -80,7 +80,7 @@ NETRC = deferred(r"\blogin\s+[^\s\"']{1,128}\s+password\s+(?P<secret>[^\s\"'\\]{
 """``login NAME password …``, as in a ``.netrc`` file."""
 
 RUN = deferred(rf"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{{{_SHORTEST},{LONGEST}}}(?![A-Za-z0-9+/=_-])")
-"""A maximal run of token characters that is worth a look."""
+"""A maximal run of token characters that is worth examining."""
 _ID = deferred(
     r"[0-9a-fA-F-]+"  # UUIDs, digests, commits, trace contexts
     r"|0x[0-9a-fA-F]+"
@@ -96,10 +96,11 @@ _WORD = deferred(r"[A-Za-z]?[a-z]{2,}|v[0-9]+|[A-Z][a-z]+[A-Za-z]*|[A-Z]{3,}")
 
 
 def may_hold_token(run: str, *, beside: bool) -> bool:
-    """Whether a token of a provider may stand in a run of token characters: at its start or after a sign.
+    """Whether a run of token characters may contain a provider's token: at its start or after a punctuation character.
 
-    With other secrets *beside* it, a token may begin anywhere, as what stands before it may be gone when it is looked
-    for. A pattern that begins with a set of characters is found many times faster than one that begins with a choice.
+    With other secrets *beside* it, a token may begin anywhere, because the text before it may be gone by the time it is
+    looked for. A pattern that begins with a character set is matched many times faster than one that begins with an
+    alternation.
     """
     if any(word in run for word in _BEFORE_ONE):
         return True
@@ -135,11 +136,11 @@ def _random(token: str) -> bool:
     return sum(map(len, parts)) / len(parts) <= _LONGEST_PART_MEAN
 
 
-# -- forms that secrets are written in: files, commands, statements, tables, sentences of several languages -----------
-# Each form has words without one of which it cannot occur; they are looked for before any pattern is.
+# -- forms in which secrets are written: files, commands, statements, tables, sentences in several languages ----------
+# Each form has words without one of which it cannot occur; they are searched for before any pattern.
 
 _NOT_A_WORD = r"(?=\S*[^\sA-Za-z.,;:!?)\"']|\S*[a-z]\S*[A-Z])"
-"""What stands in a sentence is a secret only if it is no plain word."""
+"""In a sentence, something is a secret only if it is not a plain word."""
 _WORDS = (
     "passwort|kennwort|contraseña|contrasena|clave|mot de passe|senha|palavra-passe|wachtwoord|hasło|lösenord|"
     "пароль|密码|密碼|パスワード|비밀번호"
@@ -237,7 +238,7 @@ QUICK = (
     *("mysql", "sshpass", "</", "value=", "jdbc:oracle", "code=", "identified by", "insert into"),
     *("kennwort", "contrase", "clave", "mot de passe", "senha", "wachtwoord", "palavra-passe"),
 )
-"""Words that none of the other causes of a look covers; a document in other scripts is always looked at for these."""
+"""Words that none of the other causes covers; a document in other scripts is always checked for these."""
 QUICK_ELSEWHERE = tuple(word.encode() for word in _WORDS.split("|") if not word.isascii())
 PGPASS = re.compile(rb":[0-9*]{1,5}:[^\s:]+:[^\s:]+:")
 _NAMED_COLUMN = re.compile(rf"(?i)\A[\s\"'`]*{_NAMES}[\s\"'`]*\Z")
@@ -246,7 +247,7 @@ _SQL_VALUE = deferred(r"'(?:[^']|'')*'|[^,()']+")
 
 
 def find(text: str, *, secrets: bool, personal: bool) -> Iterator[tuple[int, int, str]]:
-    """(start, end, kind) of what the forms show."""
+    """(start, end, kind) of what the forms match."""
     lowered = text.lower()
     for form in FORMS:
         if (personal if form.personal else secrets) and any(word in lowered for word in form.words):
@@ -260,7 +261,7 @@ def find(text: str, *, secrets: bool, personal: bool) -> Iterator[tuple[int, int
 
 
 def _columns(text: str) -> Iterator[tuple[int, int, str]]:
-    """Values below a heading of a table: comma-separated, or of Markdown."""
+    """Values below a table heading: comma-separated, or Markdown."""
     lines = list(_lines(text))
     for number, (_, head) in enumerate(lines):
         mark = "|" if head.lstrip().startswith("|") else "," if "," in head else "\t" if "\t" in head else ""

@@ -1,4 +1,4 @@
-"""Scores over two runs, each with its parts. Pure functions: no clock, no chance, no files but those of the pages."""
+"""Scores over two runs, each with its parts. Pure functions: no clock, no randomness, no files except for the pages."""
 
 from __future__ import annotations
 

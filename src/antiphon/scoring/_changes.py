@@ -1,4 +1,4 @@
-"""What changed between the recorded setup and the current one, and which kind of replay that asks for (K3, K4)."""
+"""What changed between the recorded setup and the current one, and which kind of replay that requires (K3, K4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Changes = dict[str, dict[str, Change]]
 SECTIONS = ("llm_config", "tools", "prompt", "graph", "code")
 CRITICAL_SECTIONS = ("tools", "prompt", "graph")
 WHERE = ("endpoint", "headers")
-"""Settings that only some ways of asking a model tell: compared where both sides know them."""
+"""Settings that only some ways of asking a model tell: compared if both sides have them."""
 CRITICAL_SETTINGS = ("model_name", "provider")
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "llm_config": ("llm_config", "llmConfig"),
@@ -39,8 +39,8 @@ class Decision(NamedTuple):
 def changes(recorded: Any, current: Any) -> Changes:
     """Every difference between two setups: run manifests, artifacts, or mappings with some of :data:`SECTIONS`.
 
-    A section that one side does not know (absent or ``None``) is not compared; :func:`not_compared` names it. An empty
-    section is known to be empty.
+    A section that one side lacks (absent or ``None``) is not compared; :func:`not_compared` names it. An empty section
+    counts as known.
 
     >>> changes({"llm_config": {"model_name": "gpt-4"}}, {"llm_config": {"model_name": "gpt-4o"}})
     {'llm_config': {'model_name': {'artifact': 'gpt-4', 'current': 'gpt-4o'}}}
@@ -56,7 +56,7 @@ def changes(recorded: Any, current: Any) -> Changes:
 
 
 def not_compared(recorded: Any, current: Any) -> list[str]:
-    """Sections that only one side knows, so that nothing can be said about them."""
+    """Sections that only one side has, and that therefore cannot be compared."""
     old, new = _sections(recorded), _sections(current)
     unknown = [section for section in SECTIONS if (section in old) != (section in new)]
     if "llm_config" in old and "llm_config" in new:
@@ -66,7 +66,7 @@ def not_compared(recorded: Any, current: Any) -> list[str]:
 
 
 def critical(found: Changes) -> list[str]:
-    """The changes that always call for an explore replay, as dotted names."""
+    """The changes that always require an explore replay, as dotted names."""
     settings = [f"llm_config.{name}" for name in CRITICAL_SETTINGS if name in found.get("llm_config", {})]
     return settings + [section for section in CRITICAL_SECTIONS if found.get(section)]
 
@@ -87,14 +87,14 @@ def decide_replay_type(score: float, found: Changes, threshold: float = THRESHOL
 
 
 def _sections(setup: Any) -> dict[str, Any]:
-    """The known sections of a setup, whatever they are called in it."""
+    """The known sections of a setup, under any of their names."""
     plain = setup.to_wire() if hasattr(setup, "to_wire") else setup
     if not isinstance(plain, Mapping):
         raise InvalidInput(f"A setup must be a mapping or a run manifest, not {type(setup).__name__}.")
     found: dict[str, Any] = {}
     for section, spellings in _SPELLINGS.items():
         value = next((plain[name] for name in spellings if plain.get(name) is not None), None)
-        # A manifest writes an unknown digest as the empty string.
+        # A manifest has the empty string for an unknown digest.
         if value is not None and value != "":
             found[section] = value
     return found
@@ -139,7 +139,7 @@ def _tools(old: Any, new: Any) -> dict[str, Change]:
 
 
 def _by_name(tools: Any) -> dict[str, Any]:
-    """Tools by name, given as a mapping or as a list of schemas; the order of a list does not matter."""
+    """Tools by name, given as a mapping or as a list of schemas; list order does not matter."""
     if isinstance(tools, Mapping):
         return dict(tools)
     if isinstance(tools, str):
@@ -162,7 +162,7 @@ def _prompt(old: Any, new: Any) -> dict[str, Change]:
 
 
 def _templates(prompt: Any, name: str = "template") -> dict[str, Any]:
-    """Templates by name. The variables filled into them belong to a run, not to its setup."""
+    """Templates by name. The variables filled in belong to a run, not to its setup."""
     if isinstance(prompt, Mapping):
         for field in ("template", "template_hash", "templateHash", "text"):
             if prompt.get(field) is not None:

@@ -1,4 +1,4 @@
-"""The replay report: its shape, and its form on the console, in the layout that the document shows (D29)."""
+"""The replay report: its structure, and its console output in the layout that the document shows (D29)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ArsPart(TypedDict, total=False):
 
 
 class Saved(TypedDict, total=False):
-    """What did not have to be asked or paid again."""
+    """What did not have to be asked or paid for again."""
 
     calls: int
     tokens: int
@@ -28,7 +28,7 @@ class Saved(TypedDict, total=False):
 
 
 class ReplayReport(TypedDict, total=False):
-    """A replay or a comparison of two runs. Every field may be absent; a reader shows what is there."""
+    """A replay or a comparison of two runs. Every field may be absent; readers show what is present."""
 
     title: str
     sourceRun: str
@@ -54,7 +54,7 @@ class ReplayReport(TypedDict, total=False):
     """How many answers were ``equal``, compared by ``meaning`` or by ``characters``, ``missing`` or ``extra``."""
     executed: bool
     insideTools: int
-    """Recorded calls that tools made: a tool is answered from the recording, so that they were not made again."""
+    """Recorded calls made by tools: the tool was answered from the recording, so they were not made again."""
     consequences: Sequence[str]
     """What the recording did after the first divergence and the replay did not."""
     structure: Mapping[str, Any]
@@ -64,14 +64,14 @@ class ReplayReport(TypedDict, total=False):
     outputsA: Sequence[Any]
     outputsB: Sequence[Any]
     timelineA: Sequence[Mapping[str, Any]]
-    """The calls of the recording, as :meth:`antiphon.scoring.Call.to_wire` gives them."""
+    """The calls of the recording, in the form of :meth:`antiphon.scoring.Call.to_wire`."""
     timelineB: Sequence[Mapping[str, Any]]
     pairs: Sequence[Mapping[str, Any]]
-    """Which calls of the timelines belong together, where that is known: ``left``, ``right``, ``fields``."""
+    """Which calls of the timelines correspond, if known: ``left``, ``right``, ``fields``."""
 
 
 def count(value: Any) -> int:
-    """How many, given as a number or as the things themselves."""
+    """A count, given as a number or as the items themselves."""
     if isinstance(value, (int, float)):
         return int(value)
     return len(value) if value is not None else 0
@@ -107,7 +107,7 @@ def compared_text(report: ReplayReport) -> str:
 
 
 def plan_text(report: ReplayReport) -> str:
-    """Type, score and changes: what is printed before the replay runs."""
+    """Type, score and changes: printed before the replay runs."""
     kind = report.get("replayType", "A")
     score, limit = report.get("determinismScore", 1.0), report.get("threshold", THRESHOLD)
     if report.get("executed") is False:
@@ -122,7 +122,7 @@ def plan_text(report: ReplayReport) -> str:
 
 
 def result_text(report: ReplayReport) -> str:
-    """Counts and scores: what is printed after it."""
+    """Counts and scores: printed after it."""
     ars = report.get("ars") or {}
     if report.get("executed") is False:
         return ""
@@ -146,7 +146,7 @@ def findings_text(report: ReplayReport) -> str:
 
 
 def report_text(report: ReplayReport) -> str:
-    """The whole output of a replay."""
+    """The complete output of a replay."""
     findings = findings_text(report)
     return "\n".join(part for part in (plan_text(report), result_text(report), findings) if part)
 

@@ -1,4 +1,4 @@
-"""The scores: how alike two configurations, two sets of answers and two runs are, and the verdict (K3, K5)."""
+"""The scores: how similar two configurations, two sets of answers and two runs are, and the verdict (K3, K5)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from antiphon.scoring._structure import Violation
 from antiphon.similarity import Contradiction, Embedder, Vectors, contradictions
 
 _DIGITS = 12
-"""Rounding that removes binary noise (0.8449999999999999) and nothing else."""
+"""Rounds away binary noise (0.8449999999999999) and nothing else."""
 
 
 class Score(float):
-    """A float with ``parts``: usable wherever a number is, explainable wherever a person asks why."""
+    """A float with ``parts``: usable like any number, and self-explanatory for people."""
 
     __slots__ = ("parts",)
     parts: Mapping[str, float]
@@ -56,7 +56,7 @@ def unit(value: Any, name: str) -> float:
 
 
 THRESHOLD = 0.8
-"""From this score on, recorded outputs may stand for the current configuration."""
+"""From this score on, recorded outputs may stand in for the current configuration."""
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "temperature": ("temperature",),
@@ -67,7 +67,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as one level, whether it was flat or had its sampling values under ``parameters``."""
+    """A configuration as one flat level, even if its sampling values are under ``parameters``."""
     if not isinstance(config, Mapping):
         raise InvalidInput(f"An LLM configuration must be a mapping, not {type(config).__name__}.", path="llm_config")
     nested = config.get("parameters")
@@ -77,7 +77,7 @@ def flat_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def setting(config: Mapping[str, Any], name: str) -> Any:
-    """``temperature``, ``seed``, ``model`` or ``provider`` of a flat configuration; ``None`` if it is not given."""
+    """``temperature``, ``seed``, ``model`` or ``provider`` of a flat configuration; ``None`` if absent."""
     return next((config[spelling] for spelling in _NAMES[name] if spelling in config), None)
 
 
@@ -127,7 +127,7 @@ MAX_PENALTY = 0.5
 
 
 class Band(NamedTuple):
-    """What a score means; ``low`` belongs to the band."""
+    """The meaning of a score; ``low`` belongs to the band."""
 
     low: float
     label: str
@@ -211,7 +211,7 @@ class Interaction:
 
 
 class OutputSimilarity(Score):
-    """The mean over interactions; a contradiction is listed, never priced in."""
+    """The mean over interactions; a contradiction is listed, but does not affect it."""
 
     __slots__ = ("embedder", "interactions")
     interactions: list[Interaction]
@@ -227,7 +227,7 @@ class OutputSimilarity(Score):
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many answers were compared in which way."""
+        """How many answers were compared in each way."""
         return dict(Counter(entry.how for entry in self.interactions))
 
     @property
@@ -301,14 +301,14 @@ REPLAY_MIN_ARS = 0.8
 
 
 class Verdict(NamedTuple):
-    """The end of a replay; a failed one lists why."""
+    """The result of a replay; a failed one lists why."""
 
     verdict: Literal["pass", "fail"]
     reasons: list[str]
 
     @property
     def passed(self) -> bool:
-        """Whether there is nothing against it."""
+        """Whether it passed."""
         return self.verdict == "pass"
 
 

@@ -1,4 +1,4 @@
-"""How the calls of two runs pair up and differ, and which of those differences no score may excuse (D13)."""
+"""How the calls of two runs are paired and differ, and which of those differences no score can excuse (D13)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from antiphon._diff import FieldDiff, diff_values, flatten, likeness
 from antiphon.errors import InvalidInput
 
 _MAX_PAIRS = 10_000
-"""Products of group sizes up to which every pair is looked at; beyond it, order decides."""
+"""The product of group sizes up to which every pair is considered; beyond it, order decides."""
 _WIRE = {"side_effect": "sideEffect", "latency_ms": "latencyMs"}
 _ALIASES = {"latency_ms": ("durationMs", "duration_ms"), "arguments": ("request", "input")}
 _ALWAYS = ("kind", "name", "arguments", "outcome")
@@ -21,7 +21,7 @@ _ALWAYS = ("kind", "name", "arguments", "outcome")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a comparison needs to know of one call. ``side_effect`` is true for tools of unknown effect too (D12)."""
+    """What a comparison needs to know about a call. ``side_effect`` is also true for tools of unknown effect (D12)."""
 
     kind: str = "tool"
     name: str
@@ -39,7 +39,7 @@ class Call:
 
     @classmethod
     def of(cls, call: Call | Mapping[str, Any]) -> Self:
-        """*call* itself, or one read from a mapping with these names or their camelCase."""
+        """*call* itself, or one built from a mapping with these names or their camelCase."""
         if isinstance(call, cls):
             return call
         if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
@@ -53,7 +53,7 @@ class Call:
         return cls(**known)
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON form, without what is not known."""
+        """The JSON form, without unknown values."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         if self.lane == "0":
             del values["lane"]
@@ -61,7 +61,7 @@ class Call:
 
 
 class Pair(NamedTuple):
-    """Two calls that belong together, or one without a partner (the other side is ``None``)."""
+    """Two corresponding calls, or one without a partner (the other side is ``None``)."""
 
     left: int | None
     right: int | None
@@ -70,7 +70,7 @@ class Pair(NamedTuple):
 
 
 def align(recorded: Sequence[Call], replayed: Sequence[Call]) -> list[Pair]:
-    """Pairs in the order of the recording; a call that only the replay made stands behind the one it followed."""
+    """Pairs in recorded order; a call that only the replay made follows its predecessor."""
     partners: dict[int, int] = {}
     _pair_equal(recorded, replayed, partners)
     taken = set(partners.values())
@@ -91,7 +91,7 @@ def _key(call: Call) -> tuple[str, str, bytes]:
 
 
 def _pair_equal(recorded: Sequence[Call], replayed: Sequence[Call], partners: dict[int, int]) -> None:
-    """The nth call of a key with the nth of that key; in the same lane if there is one."""
+    """Pair the nth call with a key with the nth with that key; in the same lane if there is one."""
     ours, theirs = [_key(call) for call in recorded], [_key(call) for call in replayed]
     taken: set[int] = set()
     for same_lane in (True, False):
@@ -107,7 +107,7 @@ def _pair_equal(recorded: Sequence[Call], replayed: Sequence[Call], partners: di
 
 
 def _groups(calls: Sequence[Call], indexes: Iterable[int]) -> dict[Any, list[int]]:
-    """Loose calls by tool; all model calls are one group, whatever the model is called."""
+    """Unpaired calls by tool; all model calls form one group, whatever the model is called."""
     groups: dict[Any, list[int]] = {}
     for index in indexes:
         call = calls[index]
@@ -118,7 +118,7 @@ def _groups(calls: Sequence[Call], indexes: Iterable[int]) -> dict[Any, list[int
 def _pair_nearest(
     recorded: Sequence[Call], replayed: Sequence[Call], ours: list[int], theirs: list[int], partners: dict[int, int]
 ) -> None:
-    """Pair calls of one tool, the most alike first; model calls and crowds in their order."""
+    """Pair calls of one tool, most similar first; model calls and large groups in order."""
     if not theirs:
         return
     if recorded[ours[0]].kind == "llm" or len(ours) * len(theirs) > _MAX_PAIRS:
@@ -138,7 +138,7 @@ def _pair_nearest(
 
 
 def _moved(recorded: Sequence[Call], replayed: Sequence[Call], partners: dict[int, int]) -> set[int]:
-    """Recorded calls that left their order within a lane: all but the longest run that kept it."""
+    """Recorded calls that changed places within a lane: all but the longest subsequence that kept its order."""
     lanes: dict[tuple[str, str], list[int]] = {}
     for left in sorted(partners):
         lanes.setdefault((recorded[left].lane, replayed[partners[left]].lane), []).append(left)
@@ -150,7 +150,7 @@ def _moved(recorded: Sequence[Call], replayed: Sequence[Call], partners: dict[in
 
 
 def _longest_rise(numbers: Sequence[int]) -> set[int]:
-    """Places of a longest increasing subsequence."""
+    """Indexes of a longest increasing subsequence."""
     tails: list[int] = []
     ends: list[int] = []
     before: list[int | None] = []
@@ -190,7 +190,7 @@ def _in_order(
 
 
 def _differences(old: Call, new: Call) -> list[FieldDiff]:
-    """What differs between two calls, arguments first; results are compared where both are known."""
+    """What differs between two calls, arguments first; results are compared if both are known."""
     diffs = [FieldDiff("name", old.name, new.name)] if old.name != new.name else []
     diffs += diff_values(old.arguments, new.arguments, root="arguments")
     if old.outcome != new.outcome:
@@ -203,7 +203,7 @@ def _differences(old: Call, new: Call) -> list[FieldDiff]:
 
 
 class CallChange(NamedTuple):
-    """A call that was made in both runs, but not in the same way."""
+    """A call that was made in both runs, but differently."""
 
     recorded: Call
     replayed: Call
@@ -218,7 +218,7 @@ class Total(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """What the replay has more (or, negative, less)."""
+        """How much more (or, if negative, less) the replay has."""
         return self.replayed - self.recorded
 
     def to_wire(self) -> dict[str, float]:
@@ -227,7 +227,7 @@ class Total(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """A side effect that is not the recorded one."""
+    """A side effect that differs from the recorded one."""
 
     kind: str
     """``dropped``, ``added``, ``changed`` or ``reordered``."""
@@ -329,7 +329,7 @@ def structure(recorded: Sequence[Call | Mapping[str, Any]], replayed: Sequence[C
 
 
 def effect_gate(compared: Structure, *, ordered: bool = False) -> list[Violation]:
-    """Every dropped, added or changed side effect: one is enough to fail, whatever the score says.
+    """Every dropped, added or changed side effect: a single one fails the replay, whatever the score.
 
     With *ordered*, side effects that changed places count too.
     """
@@ -363,5 +363,5 @@ def _wire(change: CallChange) -> dict[str, Any]:
 
 
 def _envelope(call: Call) -> str:
-    """``valid`` or ``refusal``: the words of a refusal divergence (L4)."""
+    """``valid`` or ``refusal``: the terms of a refusal divergence (L4)."""
     return "valid" if call.refusal is None else "refusal"

@@ -1,9 +1,9 @@
-"""Pages as one file: the components of the console with their data inside, opened without a server.
+"""Pages as one file: the components of the console with their data embedded, opened without a server.
 
-A *view* is plain data that says what a page shows: the report of a replay, golden runs, a matrix. The console draws it,
-whether it came inside a file or from the HTTP API. The input of the report is a
-:class:`antiphon.scoring.ReplayReport`: a plain mapping whose fields may all be absent. Nothing in it is trusted: all
-of it is data that the script sets as text, and the policy of the file forbids any other script and any request.
+A *view* is plain data that describes a page: the report of a replay, golden runs, a matrix. The console renders it,
+whether it came in a file or from the HTTP API. The input of the report is a :class:`antiphon.scoring.ReplayReport`: a
+plain mapping whose fields may all be absent. Nothing in it is trusted: all of it is data that the script sets as text,
+and the file's content security policy forbids any other script and any request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ View = dict[str, Any]
 
 @cache
 def _asset(name: str) -> tuple[str, str]:
-    """A file of the console, and its digest as a policy names it."""
+    """A file of the console, and its digest as the policy names it."""
     from importlib.resources import files
 
     text = (files("antiphon.console") / "static" / name).read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def _asset(name: str) -> tuple[str, str]:
 
 
 def _json(value: Any) -> str:
-    """JSON that can stand in a page: no ``<`` could end it."""
+    """JSON that can be embedded in a page: it contains no ``<`` that could end the element."""
     try:
         text = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
     except (TypeError, orjson.JSONEncodeError):  # half a surrogate pair, or a very large number
@@ -51,7 +51,7 @@ def _json(value: Any) -> str:
 
 
 def file(title: str, data: Mapping[str, Any], events: Mapping[int, Any] | None = None) -> str:
-    """A whole file that shows *data*; *events* are parsed when somebody looks at one."""
+    """A whole file that shows *data*; *events* are parsed on demand."""
     (script, script_digest), (style, style_digest) = _asset("console.js"), _asset("console.css")
     policy = (
         f"default-src 'none'; script-src '{script_digest}'; style-src '{style_digest}'; img-src data:; "
@@ -92,7 +92,7 @@ def render_matrix(view: View) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value as a person reads it: text as it is, everything else as indented JSON."""
+    """A value for people: text unchanged, everything else as indented JSON."""
     if value is ABSENT:
         return "absent"
     if isinstance(value, str):
@@ -106,7 +106,7 @@ def value_text(value: Any) -> str:
 
 
 def word_changes(old: Any, new: Any) -> list[tuple[str, str]]:
-    """Two values as one text in pieces: what stayed (``=``), went (``-``) and came (``+``)."""
+    """The diff of two values, as pieces of text: kept (``=``), removed (``-``) and added (``+``)."""
     if old is ABSENT:
         return [("+", value_text(new))]
     if new is ABSENT:
@@ -118,7 +118,7 @@ def word_changes(old: Any, new: Any) -> list[tuple[str, str]]:
 
 
 def _fields(entries: Iterable[Mapping[str, Any]]) -> list[View]:
-    """Field differences: path and word difference."""
+    """Field differences: path and word-level diff."""
     return [
         {
             "path": str(entry.get("path", "?")),
@@ -146,12 +146,12 @@ def _lead(name: object, words: object) -> View:
 
 
 def _grade(share: float) -> str:
-    """The class of a score's colour."""
+    """The CSS class of a score's colour."""
     return "good" if share >= _GOOD else "fair" if share >= _FAIR else "poor"
 
 
 def _share(label: str, value: float) -> View:
-    """A value from 0 to 1 that is drawn."""
+    """A value from 0 to 1, drawn as a bar."""
     share = min(1.0, max(0.0, value))
     return {"label": label, "value": f"{value:.3f}", "share": round(share, 4), "grade": _grade(share)}
 
@@ -175,7 +175,7 @@ _KINDS = {
 }
 _ARS = "1 is the same answers and calls: 0.7 × output similarity + 0.3 × tool accuracy."
 _FOLD = 3
-"""More equal calls in a row than this are folded away."""
+"""Longer sequences of equal calls are folded."""
 _SAVED = (
     ("calls", "calls not repeated", "{:,}"),
     ("tokens", "tokens not paid", "{:,}"),
@@ -192,7 +192,7 @@ _SAID = {
 
 
 def report_view(report: ReplayReport) -> View:
-    """What the page of *report* shows: the first divergence on top, then scores, numbers, changes, every call."""
+    """What the page of *report* shows: the first divergence at the top, then scores, numbers, changes, every call."""
     old = [Call.of(call) for call in report.get("timelineA") or ()]
     new = [Call.of(call) for call in report.get("timelineB") or ()]
     pairs = _known(report["pairs"]) if "pairs" in report else align(old, new)
@@ -226,7 +226,7 @@ def _known(pairs: Sequence[Mapping[str, Any]]) -> list[Pair]:
 
 
 def _first(report: ReplayReport, pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> View | None:
-    """The first divergence; where none was reported, the first difference of the timelines."""
+    """The first divergence; if none was reported, the first difference between the timelines."""
     divergences = report.get("divergences") or ()
     if divergences:
         first = divergences[0]
@@ -396,7 +396,7 @@ def _folded(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> 
 
 
 def _row(pair: Pair, old: Sequence[Call], new: Sequence[Call]) -> View:
-    """Two calls side by side; the arguments and results of equal ones are there once."""
+    """Two calls side by side; equal ones have their arguments and results once."""
     kind = _kind(pair)
     row: View = {
         "kind": "row",
@@ -440,7 +440,7 @@ def _call(call: Call, place: int) -> View:
 
 
 def tests_view(results: Iterable[Mapping[str, Any]]) -> View:
-    """What the page of golden runs shows: each with its verdict, score, reasons and where it diverged."""
+    """What the page of golden runs shows: each with its verdict, score, reasons and first divergence."""
     shown = list(results)
     passed = sum(result.get("status") == "pass" for result in shown)
     note = "ARS, the agent regression score, says how much of the recording was reproduced: 1.000 is all of it."
@@ -478,7 +478,7 @@ _MOST_RUNS = 500
 
 
 def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> View:
-    """What the page of a matrix shows: the verdicts, each variant in numbers, and the runs that part."""
+    """What the page of a matrix shows: verdicts, the numbers of each variant, and runs that did not pass everywhere."""
     verdicts: Sequence[Mapping[str, Any]] = result.get("verdicts") or ()
     lanes = [str(lane["variant"]) for lane in result.get("variants") or ()]
     cells: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
@@ -536,7 +536,7 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
 
 
 def _cell(samples: Sequence[Mapping[str, Any]]) -> View:
-    """How the samples of a run and a variant ended, and why the first of them did not pass."""
+    """How the samples of a run and a variant ended, and the reason of the first one that did not pass."""
     marks = []
     for one in sorted(samples, key=lambda row: int(row["sample"])):
         status = "refused" if one.get("refused") else str(one["status"])

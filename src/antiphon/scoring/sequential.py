@@ -1,11 +1,11 @@
-"""Is a variant worse than the baseline? A test that may be looked at after every pair, with error bars that hold.
+"""Is a variant worse than the baseline? A test that may be checked after every pair, with valid error bounds.
 
 The test is by betting (Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B
-2024): whoever bets against a true hypothesis multiplies a capital of 1 by *x* with a probability of at most 1/*x*,
+2024): anyone who bets against a true hypothesis multiplies a capital of 1 by *x* with a probability of at most 1/*x*,
 whenever they stop. The bets are the paper's approximate GRAPA.
 
 Pairs of one run are not independent, so a round has one value per run: the mean of the run's differences so far. Each
-round is a test of its own over the runs, and the rounds share alpha.
+round is a separate test over the runs, and the rounds share alpha.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Decision = Literal["worse", "not worse", "undecided"]
 
 _FIRST = 0.7
 _BOLD = 0.75
-"""No bet risks more than this part of the capital."""
+"""No bet risks more than this share of the capital."""
 
 
 def shares(rounds: int) -> tuple[float, ...]:
-    """The part of alpha that each round may use up: most that can be found is found in the first.
+    """The share of alpha that each round may use: most of what can be found is found in the first.
 
     >>> shares(1), shares(4)
     ((1.0,), (0.7, 0.1, 0.1, 0.1))
@@ -30,7 +30,7 @@ def shares(rounds: int) -> tuple[float, ...]:
 
 
 class Bets:
-    """The capital of someone who bets that a mean in [0, 1] is above *m*, one value after the other."""
+    """The capital of a bettor who bets that a mean in [0, 1] is above *m*, one value after another."""
 
     def __init__(self, m: float) -> None:
         self.m = m
@@ -39,7 +39,7 @@ class Bets:
         self._n, self._sum, self._squares = 0, 0.5, 0.25
 
     def see(self, value: float) -> float:
-        """Bet by what is known so far, then look at *value*; returns the highest capital there has been."""
+        """Bet by what is known so far, then see *value*; returns the highest capital so far."""
         n = self._n + 1
         lead = self._sum / n - self.m
         bet = min(max(lead / (self._squares / n + lead * lead), 0.0), _BOLD / self.m)
@@ -51,23 +51,23 @@ class Bets:
 
 
 class Result(NamedTuple):
-    """What a comparison found, and how much of the evidence it needed."""
+    """The result of a comparison, and how much evidence it needed."""
 
     decision: Decision
     pairs: int
-    """Pairs that were looked at until the decision."""
+    """Pairs that were seen until the decision."""
     difference: float
     """The mean difference of those pairs, as a share: -0.1 is ten points worse."""
     evidence_worse: float
-    """How much the bet on "worse" won, of what it needs (1 decides)."""
+    """How much the bet on "worse" won, relative to what it needs (1 decides)."""
     evidence_not_worse: float
 
 
 class Comparison:
-    """Paired differences of one variant, in the order that was drawn before; decides as soon as it can.
+    """Paired differences of one variant, in the order drawn in advance; decides as soon as it can.
 
     ``alpha`` bounds the chance of calling a variant worse that is not, and of calling one not worse that is worse by
-    more than ``margin``; with several variants each gets its part of it.
+    more than ``margin``; several variants share it.
 
     >>> test = Comparison(alpha=0.05, margin=0.05)
     >>> for run in range(200):
@@ -95,7 +95,7 @@ class Comparison:
         return Bets(0.5), Bets((1.0 - self._margin) / 2)
 
     def see(self, round_: int, run: object, difference: float) -> Decision:
-        """The next pair: of *run*, in *round_* (from 0, never going back). Nothing changes a decision once made."""
+        """Add a pair: of *run*, in *round_* (from 0, never decreasing). A decision is final."""
         if not -1.0 <= difference <= 1.0:
             raise ValueError(f"a difference of two scores is between -1 and 1, not {difference}")
         if self.decision != "undecided" or round_ >= len(self._limits):
@@ -118,7 +118,7 @@ class Comparison:
         return self.decision
 
     def result(self) -> Result:
-        """The state after what was seen."""
+        """The current state."""
         mean = self._total / self.pairs if self.pairs else 0.0
         return Result(self.decision, self.pairs, mean, self._best[0], self._best[1])
 

@@ -1,7 +1,7 @@
-"""Comparison of texts: embedding, matching of arguments, contradiction of answers.
+"""Comparison of texts: embeddings, matching of arguments, contradictions between answers.
 
-A score says how close two texts are; rules about numbers, names, negations and opposites say whether they may stand
-for each other. The rules are pure; only the model's files and the word lists are read from a disk, once.
+A score says how close two texts are; rules about numbers, names, negations and opposites decide whether one may stand
+in for the other. The rules are pure; only the model's files and the word lists are read from disk, once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Read a text into what must agree between two texts: numbers, days, months, currencies, negations, opposites, names.
+"""Extract what must agree between two texts: numbers, days, months, currencies, negations, opposites, names.
 
 The words are data (``words.toml``), for six languages at once; a text is read without knowing its language.
 """
@@ -32,16 +32,16 @@ _SCALED = re.compile(
 )
 _SPELLING = str.maketrans({"’": "'", "−": "-", "\ufe0f": None})
 STEM = 4
-"""As many letters the forms of a word share in most languages."""
+"""The number of letters that the forms of a word share in most languages."""
 _SWAPPED = 2
 _SHORT = 3
 _MAX_CHARACTERS = 20_000
 _LONGEST_PREFIX = 32
-"""No beginning of a word in the lists is longer; a word may be as long as a text."""
+"""No word prefix in the lists is longer; a word may be as long as a text."""
 
 
 class Mark(NamedTuple):
-    """A word whose meaning is known: two texts disagree if they have different values of one group."""
+    """A word with a known meaning: two texts disagree if they have different values in one group."""
 
     kind: str
     group: str
@@ -50,34 +50,34 @@ class Mark(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A text taken apart."""
+    """A text, analysed."""
 
     tokens: tuple[str, ...]
     """Everything but soft punctuation, in lower case."""
     words: tuple[str, ...]
-    """What carries the request or the claim: no fillers, no plurals."""
+    """Content words: no fillers, no plurals."""
     figures: tuple[str, ...]
-    """What has a digit, and signs, in their order and as they are written."""
+    """Tokens with a digit, and signs, in order and as written."""
     marks: tuple[Mark, ...]
     names: frozenset[str]
-    """Words with a capital inside a sentence."""
+    """Capitalised words inside a sentence."""
 
     def values(self, kind: str) -> Counter[str]:
-        """What the text says of one kind."""
+        """The values of one kind in the text."""
         return Counter(mark.value for mark in self.marks if mark.kind == kind)
 
 
 class Lexicon(NamedTuple):
-    """The word lists, by the tokens of their entries."""
+    """The word lists, indexed by the tokens of their entries."""
 
     entries: dict[tuple[str, ...], list[Mark]]
     prefixes: dict[str, list[Mark]]
     longest: dict[str, int]
-    """First token to the tokens of the longest entry that starts with it."""
+    """First token -> the number of tokens of the longest entry that starts with it."""
     lists: dict[str, Any]
 
     def at(self, raw: list[str], low: list[str], place: int) -> tuple[int, list[Mark]]:
-        """The longest entry that starts at *place*: how many tokens it has and what it says."""
+        """The longest entry that starts at *place*: its number of tokens and its meanings."""
         for tokens in (raw, low):
             for length in range(self.longest.get(tokens[place], 0), 0, -1):
                 found = self.entries.get(tuple(tokens[place : place + length]))
@@ -105,7 +105,7 @@ def lexicon() -> Lexicon:
         tokens = tuple(found.group() for found in _TOKEN.finditer(plain(mark.text.rstrip("*").replace("_", " "))))
         tokens = tokens if mark.text != mark.text.lower() else tuple(token.casefold() for token in tokens)
         known = made.prefixes.setdefault(tokens[0], []) if star else made.entries.setdefault(tokens, [])
-        if not any(mark[:3] == other[:3] for other in known):  # a word of two languages counts once
+        if not any(mark[:3] == other[:3] for other in known):  # a word in two languages counts once
             known.append(mark)
         if not star:
             made.longest[tokens[0]] = max(len(tokens), made.longest.get(tokens[0], 0))
@@ -125,7 +125,7 @@ def _marks(lists: dict[str, Any]) -> Iterator[Mark]:
 
 
 def plain(text: str) -> str:
-    """*text* in one spelling: compatible characters as one, numerals of all kinds as digits, *n't* as *not*.
+    """*text* normalised: compatible characters unified, numerals of all kinds as digits, *n't* as *not*.
 
     >>> plain("Ⅳ plan, don’t"), plain("１２")
     ('4 plan, do not', '12')
@@ -151,7 +151,7 @@ def _scaled(found: re.Match[str]) -> str:
 
 @lru_cache(maxsize=8192)
 def read(text: str) -> Reading:
-    """Take *text* apart; the part beyond 20,000 characters counts as one token."""
+    """Analyse *text*; the part beyond 20,000 characters counts as one token."""
     known, spelled = lexicon(), plain(text[:_MAX_CHARACTERS])
     found = list(_TOKEN.finditer(spelled))
     raw = [token.group() for token in found] + [text[_MAX_CHARACTERS:]] * (len(text) > _MAX_CHARACTERS)
@@ -174,13 +174,13 @@ def read(text: str) -> Reading:
 
 
 def _figure(part: str) -> str:
-    """As it is written, if its capitals may matter (*aB3x*); without grouping commas."""
+    """As written, if its capitals may matter (*aB3x*); without grouping commas."""
     matter = part[1:] != part[1:].lower() and not part.isupper()
     return part if matter else re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", part.casefold())
 
 
 def _names(found: list[re.Match[str]], low: list[str], text: str) -> frozenset[str]:
-    """Acronyms, and words with a capital that no start of a sentence explains."""
+    """Acronyms, and capitalised words that do not start a sentence."""
     words = [(token, name) for token, name in zip(found, low, strict=False) if token.lastgroup == "word"]
     large = [(token, name) for token, name in words if token.group()[0].isupper() and token.group() != "I"]
     if len(large) < len(words):
@@ -194,14 +194,14 @@ def _names(found: list[re.Match[str]], low: list[str], text: str) -> frozenset[s
 
 
 def singular(word: str) -> str:
-    """A word without its plural *s*, in a crude way that is the same for both texts."""
+    """A word without its plural *s*: crude, but the same for both texts."""
     if len(word) <= _SHORT or not word.endswith("s") or word.endswith(("ss", "us", "is")):
         return word
     return word[:-3] + "y" if word.endswith("ies") else word[:-1]
 
 
 def _number(token: str) -> str | None:
-    """A number without grouping and trailing zeros, a Roman numeral in digits, every other word with a digit."""
+    """A number without grouping and trailing zeros, a Roman numeral in digits, any other word with a digit."""
     roman = _ROMAN.match(token)
     if roman:
         return str(10 * len(roman[1]) + _ONES.index(roman[2]))
@@ -213,7 +213,7 @@ def _number(token: str) -> str | None:
 
 
 def clashes(a: Reading, b: Reading, *kinds: str) -> Iterator[tuple[str, str]]:
-    """The words by which each side says something that the other does not, of one group; or *valid* and *invalid*."""
+    """The conflicting words of each side, within one group; or pairs such as *valid* and *invalid*."""
     ours, theirs = ({(mark.group, mark.value) for mark in side.marks if mark.kind in kinds} for side in (a, b))
     for one in a.marks:
         for other in b.marks if (one.group, one.value) in ours - theirs else ():
@@ -228,7 +228,7 @@ def clashes(a: Reading, b: Reading, *kinds: str) -> Iterator[tuple[str, str]]:
 
 
 def swapped(a: Reading, b: Reading) -> bool:
-    """Whether two words changed places: *Ann paid Bob*, *Bob paid Ann*; not around an *and*, and no days."""
+    """Whether two words changed places: *Ann paid Bob*, *Bob paid Ann*; not around an *and*, and not dates or times."""
     if len(a.tokens) != len(b.tokens):
         return False
     differ = [place for place, pair in enumerate(zip(a.tokens, b.tokens, strict=True)) if pair[0] != pair[1]]

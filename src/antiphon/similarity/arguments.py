@@ -1,8 +1,9 @@
 """Match a live call's arguments to a recorded one by meaning: explore replay only, free text only.
 
 Numbers, booleans, dates, ids, codes, paths, addresses, enumerated values and keys must be equal. Two free texts must
-agree in what their words are known to mean (see ``_reading``); then they score ``max(token containment, embedding
-cosine)``. The score of a match is the lowest over its leaves. Tools with side effects never come here.
+agree in the known meanings of their words (see ``_reading``); then they score
+``max(token containment, embedding cosine)``. The score of a match is the lowest over its leaves. This is never used for
+tools with side effects.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _SINGLE = re.compile(r"[^\W\d_]+")
 _PLAIN = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*[.!?,]?")
 """A plain or hyphenated word; any other single token is an identifier, a code or a number."""
 _LONGEST_QUERY = 2000
-"""A longer text is not a question but a document."""
+"""A longer text is a document, not a query."""
 _REGION_WEIGHT = 0.15
 _FILLER_WEIGHT = 0.01
 _SURE = 0.99
 _SHORT = 3
-"""A word more makes a request of so few words another one: *flights to Oslo*, *direct flights to Oslo*."""
+"""In a request with this few words, one more word changes it: *flights to Oslo*, *direct flights to Oslo*."""
 _SHARED = 1 / 3
-"""Texts of one meaning share at least this part of the shorter one's words."""
+"""Texts with the same meaning share at least this fraction of the shorter one's words."""
 _ALL_THE_SAME = ("day", "month", "currency", "negation", "neutral")
 
 
 class Leaf(NamedTuple):
-    """One value inside arguments, with its place."""
+    """One value inside arguments, with its path."""
 
     path: str
     kind: Kind
@@ -50,7 +51,7 @@ class Leaf(NamedTuple):
 
 
 class LeafMatch(NamedTuple):
-    """One leaf that differs, with its score and the reason for it."""
+    """One leaf that differs, with its score and the reason."""
 
     path: str
     recorded: Any
@@ -60,7 +61,7 @@ class LeafMatch(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Whether a recorded answer may serve a live call; ``leaves`` are those that differ."""
+    """Whether a recorded answer may be used for a live call; ``leaves`` are those that differ."""
 
     score: float
     hit: bool
@@ -86,7 +87,7 @@ def similar_arguments(
     """Compare two calls' arguments.
 
     *schema* is the tool's JSON Schema (``enum``, ``format``, ``pattern`` … make a leaf exact), *exact* names further
-    parameters.
+    exact parameters.
 
     >>> recorded = {"location": "San Francisco, CA", "units": "metric"}
     >>> similar_arguments(recorded, {"location": "San Francisco", "units": "metric"}).hit
@@ -98,7 +99,7 @@ def similar_arguments(
 
 
 class SemanticIndex(Generic[T]):
-    """Recorded calls, prepared for fast lookup. A miss looks only at calls that share everything that must be equal.
+    """Recorded calls, indexed for fast lookup. A miss only considers calls that share everything that must be equal.
 
     >>> index: SemanticIndex[str] = SemanticIndex()
     >>> index.add("weather", {"location": "San Francisco, CA"}, "call 7")
@@ -113,16 +114,16 @@ class SemanticIndex(Generic[T]):
         self._rules: dict[str, tuple[Mapping[str, Any] | None, Collection[str]]] = {}
 
     def declare(self, tool: str, schema: Mapping[str, Any] | None = None, exact: Collection[str] = ()) -> None:
-        """Say what is known of a tool's parameters, before its calls are added."""
+        """Declare what is known about a tool's parameters, before its calls are added."""
         self._rules[tool] = (schema, exact)
 
     def add(self, tool: str, arguments: Any, ref: T) -> None:
-        """Keep a recorded call under *ref*."""
+        """Add a recorded call under *ref*."""
         found = leaves(arguments, *self._rules.get(tool, (None, ())))
         self._buckets.setdefault((tool, *map(_must_agree, found)), []).append((ref, found, _words(found)))
 
     def find(self, tool: str, arguments: Any) -> list[Found[T]]:
-        """All matches, best first, equal scores in recorded order."""
+        """All matches, best first; equal scores in recorded order."""
         live = leaves(arguments, *self._rules.get(tool, (None, ())))
         words = _words(live)
         tried = (
@@ -141,12 +142,12 @@ def _words(found: list[Leaf]) -> _Words:
 
 
 def _enough(ours: frozenset[str], theirs: frozenset[str]) -> bool:
-    """Cheap: whether two texts share so many words that they may mean the same."""
+    """A cheap check whether two texts share enough words to have the same meaning."""
     return len(ours & theirs) >= _SHARED * min(len(ours), len(theirs))
 
 
 def _must_agree(leaf: Leaf) -> Hashable:
-    """What two leaves share if they match: a call that differs here is never looked at."""
+    """What two matching leaves share: calls that differ here are never considered."""
     if leaf.kind in ("text", "word", "data"):
         reading = read(leaf.value)
         return leaf.path, reading.figures, *(_said(reading, kind) for kind in _ALL_THE_SAME)
@@ -161,7 +162,7 @@ def _said(reading: Reading, kind: str) -> Hashable:
 
 
 class _Matcher:
-    """Compares leaves by one embedder and one threshold."""
+    """Compares leaves with one embedder and one threshold."""
 
     def __init__(self, embedder: Embedder | None, threshold: float) -> None:
         self._embedder = embedder
@@ -197,8 +198,8 @@ class _Matcher:
         if kinds & {"exact", "math"}:
             return unequal
         if "data" in kinds or kinds == {"word"}:
-            # A lone word may be one of a fixed set, a text that is worked on is no question: only spelling may differ.
-            # Capitals beyond the first letter may make a lone word another one (*US*, *us*).
+            # A lone word may be an enumerated value, and data to be processed is no query: only spelling may differ.
+            # Capitals beyond the first letter may change a lone word (*US*, *us*).
             same = _spelling(old.value) == _spelling(new.value) and (
                 kinds != {"word"} or old.value.strip()[1:] == new.value.strip()[1:]
             )
@@ -206,7 +207,7 @@ class _Matcher:
         return self._text(old.value, new.value)
 
     def _text(self, old: str, new: str) -> tuple[float, str]:
-        """Score two free texts; 0 with the reason if they may not stand for each other."""
+        """Score two free texts; 0 with the reason if one may not stand in for the other."""
         if _spelling(old) == _spelling(new):
             return 1.0, "same words"
         (recorded, regions), (live, other_regions) = _place(old), _place(new)
@@ -228,7 +229,7 @@ class _Matcher:
                 return by_words
         if self._vectors is None or by_words[0] > _SURE:
             return by_words
-        # Asked for late: an embedder may be loaded by it.
+        # Asked late: this may load an embedder.
         same_from = getattr(self._embedder, "same_from", SAME_FROM)
         by_vectors = self._vectors.compare(old, new) if same_from <= 1 else (0.0, "")
         return max(by_words, by_vectors) if by_vectors[0] >= same_from else by_words
@@ -239,7 +240,7 @@ def _spelling(text: str) -> Hashable:
 
 
 def _disagreement(a: Reading, b: Reading) -> str:
-    """Why two texts may not stand for each other, or nothing."""
+    """Why one text may not stand in for the other, or nothing."""
     if a.figures != b.figures or a.values("number") - b.values("number") or b.values("number") - a.values("number"):
         return "a number or a sign differs"
     for kind in _ALL_THE_SAME:
@@ -257,7 +258,7 @@ def _disagreement(a: Reading, b: Reading) -> str:
 
 
 def _turned(a: Reading, b: Reading) -> bool:
-    """*news of jazz* may become *jazz news*: the words turn around a link that goes."""
+    """*news of jazz* may become *jazz news*: the words swap around a link word that is dropped."""
     links = lexicon().lists["arguments"]["links"].split()
     counts = [sum(word in links for word in side.tokens) for side in (a, b)]
     turns = (a.words[n:] + a.words[:n] for n in range(1, len(a.words)))
@@ -265,7 +266,7 @@ def _turned(a: Reading, b: Reading) -> bool:
 
 
 def _reordered(a: Reading, b: Reading) -> bool:
-    """Whether words that both have stand in another order, which only a passive explains."""
+    """Whether the words that both have are in a different order, and no passive explains it."""
     left, right = ([word[:STEM] for word in side.words] for side in (a, b))
     shared = [word for word in left if left.count(word) == right.count(word) == 1]
     passive = ("by" in a.tokens) != ("by" in b.tokens)
@@ -273,7 +274,7 @@ def _reordered(a: Reading, b: Reading) -> bool:
 
 
 def _place(text: str) -> tuple[str, set[str]]:
-    """*text* without the region that ends it behind a comma, where that region goes without saying; and the region.
+    """*text* without a redundant region after its last comma, and that region.
 
     >>> _place("Paris, France"), _place("Paris, Texas")
     (('Paris', {'france'}), ('Paris, Texas', set()))
@@ -303,7 +304,7 @@ def _regions() -> tuple[dict[str, str], dict[str, set[str]], frozenset[str]]:
 
 
 def key_words(key: str) -> list[str]:
-    """The words of a parameter name, snake or camel case.
+    """The words of a parameter name in snake or camel case.
 
     >>> key_words("customerId"), key_words("start_date")
     (['customer', 'id'], ['start', 'date'])
@@ -319,7 +320,7 @@ def _rules() -> tuple[frozenset[str], frozenset[str], tuple[re.Pattern[str], ...
 
 
 def kind_of(value: str, key: str, schema: Mapping[str, Any] | None = None) -> Kind:
-    """How much of this string may differ.
+    """How far this string may differ.
 
     >>> kind_of("San Francisco, CA", "location"), kind_of("metric", "units"), kind_of("SELECT a FROM b", "query")
     ('text', 'exact', 'exact')
@@ -349,7 +350,7 @@ def _fixed_by(schema: Mapping[str, Any]) -> bool:
 
 
 def leaves(arguments: Any, schema: Mapping[str, Any] | None = None, exact: Collection[str] = ()) -> list[Leaf]:
-    """All leaves in a fixed order; an empty container is a leaf of its own."""
+    """All leaves in a fixed order; an empty container counts as a leaf."""
     found: list[Leaf] = []
     stack: list[tuple[str, str, Any, Any]] = [("$", "", arguments, schema)]
     while stack:
@@ -383,7 +384,7 @@ def same_value(left: Any, right: Any) -> bool:
 
 
 def squeeze_math(text: str) -> str:
-    """An expression without the spaces that do not matter.
+    """An expression without insignificant spaces.
 
     >>> squeeze_math("25 * 4") == squeeze_math("25*4"), squeeze_math("2 5")
     (True, '2 5')

@@ -1,7 +1,7 @@
-"""Answers that sound alike and say the opposite. An embedding does not see that, so it is reported beside it.
+"""Answers that sound alike and say the opposite. An embedding does not see that, so it is reported separately.
 
 *approved* and *denied*, *yes* and *no*, *$100* and *$900*, ✅ and ❌ have nearly the same vector. Each such pair is one
-:class:`Contradiction`; the similarity itself stays the documented one.
+:class:`Contradiction`; the similarity score itself stays as documented.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def contradictions(recorded: str, replayed: str) -> list[Contradiction]:
 
 
 def as_seen(found: Contradiction, recorded: str, replayed: str) -> Contradiction:
-    """*found* with a mask in place of each word that is not in the texts as they may be seen.
+    """*found* with a mask in place of each word that is not in the masked texts.
 
     >>> found = Contradiction("number", "4111, 20", "5500, 30")
     >>> as_seen(found, "card [card 1] was charged 20 dollars", "card [card 2] was charged 30 dollars")
@@ -89,7 +89,7 @@ def _split(text: str) -> list[str]:
 
 
 def _sentences(recorded: str, replayed: str) -> Iterator[Contradiction]:
-    """Compare each recorded sentence with the one that is closest to it."""
+    """Compare each recorded sentence with the closest one."""
     new = [(text, _claim(read(text))) for text in _split(replayed)]
     for text in _split(recorded) if new else ():
         claim = _claim(read(text))
@@ -102,7 +102,7 @@ def _sentences(recorded: str, replayed: str) -> Iterator[Contradiction]:
 
 
 def _answer(sentence: str) -> tuple[str, str] | None:
-    """*yes* or *no* as an answer of its own, and how it is written."""
+    """A separate *yes* or *no* answer, and how it is written."""
     for found in (_FIRST.match(plain(sentence)), _LAST.search(plain(sentence))):
         for meaning, words in lexicon().lists["answers"].items():
             if found and found[1].casefold() in words.split():
@@ -115,7 +115,7 @@ def _compare(text: str, other: str, overlap: float) -> Iterator[Contradiction]:
     if overlap < _OVERLAP and max(len(a.words), len(b.words)) > _SHORT:
         return
     parts = [_joined().split(plain(_bare(side))) for side in (text, other)]
-    if 1 < len(parts[0]) == len(parts[1]):  # "approved and sent", "rejected and not sent": claim by claim
+    if 1 < len(parts[0]) == len(parts[1]):  # "approved and sent", "rejected and not sent": compare claim by claim
         for old, new in zip(*parts, strict=True):
             yield from _compare(old, new, _likeness(old, new))
         return
@@ -127,7 +127,7 @@ def _compare(text: str, other: str, overlap: float) -> Iterator[Contradiction]:
     elif differ and not opposites and overlap >= _SAME_CLAIM:
         # "not approved" and "rejected" agree: one side's negation is the other side's negative state.
         positive, negated = (a, b) if counts[0] < counts[1] else (b, a)
-        # "deleted" and "did not delete" do not: it is the same word.
+        # "deleted" and "did not delete" do not agree: it is the same word.
         shared = {word[:STEM] for word in positive.words} & {word[:STEM] for word in negated.words}
         said = {(mark.group, mark.value) for mark in negated.marks if mark.kind == "states"}
         only = [mark for mark in positive.marks if mark.kind == "states" and (mark.group, mark.value) not in said]
@@ -148,7 +148,7 @@ def _joined() -> re.Pattern[str]:
 
 
 def _count(reading: Reading) -> int:
-    """How often a sentence is negated; *no … ninguna* and *ne … pas* once."""
+    """How often a sentence is negated; *no … ninguna* and *ne … pas* count once."""
     said = [mark.text for mark in reading.marks if mark.kind == "negation"]
     own = [word for word in said if word not in lexicon().lists["concord"].split()]
     return len(own) or min(len(said), 1)
@@ -159,7 +159,7 @@ def _negations(reading: Reading) -> set[str]:
 
 
 def _bare(sentence: str) -> str:
-    """The sentence without a *No,* or *No problem,* in front of what it says."""
+    """The sentence without a leading *No,* or *No problem,*."""
     lead = _lead().match(plain(sentence))
     return sentence if lead is None else plain(sentence)[lead.end() :]
 
@@ -173,7 +173,7 @@ def _lead() -> re.Pattern[str]:
 
 
 def _claim(reading: Reading) -> set[str]:
-    """The words beside negations and states, by their first letters: the forms of a word share them."""
+    """Words next to negations and states, by their first letters: the forms of a word share them."""
     known = {
         word for mark in reading.marks if mark.kind in ("negation", "neutral", "states") for word in mark.text.split()
     }

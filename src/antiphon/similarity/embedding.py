@@ -1,7 +1,7 @@
 """Text similarity: an embedder is a callable from texts to vectors, nothing more.
 
-Two are here. :func:`lexical` compares spelling and needs nothing; it says so in its ``name``. MiniLM
-compares meaning; ``antiphon models install`` brings its weights once, and nothing is ever downloaded at run time.
+There are two here. :func:`lexical` compares spelling and needs nothing; it says so in its ``name``. MiniLM compares
+meaning; ``antiphon models install`` installs its weights once, and nothing is ever downloaded at run time.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from antiphon.errors import ConfigError, MissingExtra
 Embedder = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 """Texts in, vectors out.
 
-An embedder may have ``name`` (a string), ``same_from`` (the cosine from which two texts mean the same, 0.88 if it is
-not given) and ``unknown`` (a method: the parts of a text that it cannot read, and how many parts there are).
+An embedder may have ``name`` (a string), ``same_from`` (the cosine from which two texts mean the same; default 0.88)
+and ``unknown`` (a method: the parts of a text that it cannot read, and how many parts there are).
 """
 SAME_FROM = 0.88
-"""The cosine of MiniLM from which precision on SICK's training pairs is at least 0.94."""
+"""The MiniLM cosine from which precision on SICK's training pairs is at least 0.94."""
 _WORD = re.compile(r"\w+", re.UNICODE)
 _LOST = 10
-"""One part in so many may be unreadable on one side only."""
+"""At most one part in this many may be unreadable on only one side."""
 
 
 class Likeness(NamedTuple):
@@ -57,7 +57,7 @@ class Vectors:
         self._known: dict[str, Sequence[float]] = {}
 
     def warm(self, texts: Sequence[str]) -> None:
-        """Compute what is missing in one batch."""
+        """Compute missing vectors in one batch."""
         missing = [text for text in dict.fromkeys(texts) if text not in self._known]
         if len(self._known) + len(missing) > _MOST_KEPT:
             self._known = {text: self._known[text] for text in texts if text in self._known}
@@ -72,7 +72,7 @@ class Vectors:
         return Likeness(min(1.0, max(0.0, cosine(self._known[left], self._known[right]))), "meaning")
 
     def _unreadable(self, left: str, right: str) -> bool:
-        """Unknown parts all have the same vector: it says nothing where they differ, or where they are the most."""
+        """Unknown parts all have the same vector: it says nothing if they differ, or if they are the majority."""
         unknown = None if left.isascii() and right.isascii() else getattr(self._embedder, "unknown", None)
         if unknown is None:
             return False
@@ -83,7 +83,7 @@ class Vectors:
 
 
 def characters(left: str, right: str) -> float:
-    """The share of pairs of neighbouring characters that two texts have in common.
+    """The share of character bigrams that two texts have in common.
 
     >>> characters("退款已批准", "退款已批准。") > characters("退款已批准", "退款未批准")
     True
@@ -95,7 +95,7 @@ def characters(left: str, right: str) -> float:
 class LexicalEmbedder:
     """Spelling, not meaning: hashes words and the character trigrams inside them into a vector of fixed size.
 
-    Pure Python, the same numbers on every machine.
+    Pure Python, with the same results on every machine.
 
     >>> a, b = lexical(["San Francisco", "san francisco!"])
     >>> round(sum(x * y for x, y in zip(a, b)), 3)
@@ -104,7 +104,7 @@ class LexicalEmbedder:
 
     name = "lexical"
     same_from: float = 2.0
-    """Never: texts that are spelled alike may mean different things."""
+    """Never: texts with similar spelling may mean different things."""
 
     def __init__(self, dimensions: int = 512) -> None:
         self.dimensions = dimensions
@@ -128,11 +128,11 @@ class LexicalEmbedder:
 
 
 lexical: LexicalEmbedder = LexicalEmbedder()
-"""The embedder that is always there."""
+"""The embedder that is always available."""
 
 
 def load(name: str = "auto", folder: Path | None = None) -> Embedder:
-    """The embedder called *name*: ``minilm``, ``lexical``, or ``auto`` (MiniLM where installed, else lexical).
+    """The embedder called *name*: ``minilm``, ``lexical``, or ``auto`` (MiniLM if installed, else lexical).
 
     >>> load("lexical").name
     'lexical'
@@ -151,14 +151,14 @@ def load(name: str = "auto", folder: Path | None = None) -> Embedder:
 
 @cache
 def _minilm(folder: Path) -> Embedder:
-    """The model of one folder, read once per process."""
+    """The model in one folder, loaded once per process."""
     from antiphon._minilm.model import MiniLM
 
     return MiniLM(folder)
 
 
 def name_of(embedder: Embedder | None) -> str:
-    """What a report calls *embedder*."""
+    """The name of *embedder* in reports."""
     if embedder is None:
         return "none"
     return str(getattr(embedder, "name", getattr(embedder, "__name__", type(embedder).__name__)))

@@ -1,4 +1,4 @@
-"""Logs, metrics and spans (R11). The gateway knows only the port; config asks here for what is switched on."""
+"""Logs, metrics and spans (R11). The gateway knows only the port; config enables them here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["BuiltinMetrics", "listeners", "metrics"]
 def metrics(
     *, prefix: str = "antiphon", prometheus: bool = False, rules: Callable[[], Rules] | None = None
 ) -> BuiltinMetrics | PrometheusListener:
-    """What counts calls: plain numbers, or the objects of ``prometheus_client`` in its process-wide registry."""
+    """Counts calls: as plain numbers, or as ``prometheus_client`` metrics in its process-wide registry."""
     clean = _redactor(rules).redact_text
     if not prometheus:
         return BuiltinMetrics(prefix, clean=clean)
@@ -31,7 +31,7 @@ def metrics(
 def listeners(
     *, logs: bool = True, otel: bool = False, rules: Callable[[], Rules] | None = None
 ) -> tuple[Listener, ...]:
-    """Who is told of single calls."""
+    """The listeners for individual calls."""
     found: list[Listener] = []
     redactor = _redactor(rules)
     if logs:
@@ -46,7 +46,7 @@ def listeners(
 
 
 def _redactor(rules: Callable[[], Rules] | None) -> LateRedactor:
-    """Personal data is kept out of logs, labels and spans always, whatever the switch for artifacts says (R14)."""
+    """Personal data is always kept out of logs, labels and spans, whatever the setting for artifacts (R14)."""
 
     def always() -> Rules:
         from antiphon.redact import Rules

@@ -1,4 +1,4 @@
-"""An event as one line of JSON, redacted field by field; a text that was checked once is not checked again (R14)."""
+"""An event as one line of JSON, redacted field by field; texts that were checked once are cached (R14)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NAMES = (
     " scope attempt elapsedMs fromCache breakerState errorCode errorMessage reason retriable unclassified delayMs"
     " requestTags baggage traceparent fromState toState failOpen settled wouldHave"
 ).split()
-"""The fields of our own events. None of these names makes its value a secret, and none depends on its neighbours."""
+"""The fields of our own events. None of these names marks its value as a secret or depends on neighbouring fields."""
 
 HARMLESS = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # UUID
     r"|[0-9]{0,63}[a-f][0-9a-f]{0,63}"  # digest; digits alone could be a card
-    r"|[a-z](?!.*_[0-9]{3}-[0-9]{3}-)[a-z0-9_-]{0,18}"  # short name or id; the digits could be a telephone number
+    r"|[a-z](?!.*_[0-9]{3}-[0-9]{3}-)[a-z0-9_-]{0,18}"  # short name or id; digits alone could be a telephone number
     r"|(?:call|toolu|fc|run|msg)_(?!A[A-Z]|SK|GR|dapi|[A-Z]{2}[0-9]{2})[A-Za-z0-9]{1,64}"  # call id of a provider
     r"|[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # traceparent
 )
-"""Ids that none of the built-in rules touches, whatever field of :data:`NAMES` they stand in. None needs an escape."""
+"""Ids that no built-in rule matches in any field of :data:`NAMES`. None needs escaping."""
 
 _OPTIONS = orjson.OPT_NON_STR_KEYS
 _MOST_REMEMBERED = 1024
@@ -36,27 +36,27 @@ _is_harmless = HARMLESS.fullmatch
 class Lines:
     """Encodes events for one redactor.
 
-    Each field of :data:`NAMES` is redacted as a document of its own. For any other field the line is redacted as a
-    whole: its name may make a secret of its value, or of a neighbour's.
+    Each field of :data:`NAMES` is redacted as a separate document. With any other field the line is redacted as a
+    whole: its name may mark its own value or a neighbour's as a secret.
     """
 
     __slots__ = ("_containers", "_covers", "_is_harmless", "_redact", "_templates", "_texts")
 
     def __init__(self, redactor: Redactor) -> None:
         self._redact = redactor.redact_bytes
-        # A pattern of a user may match an id of any shape.
+        # A user's pattern may match an id of any shape.
         self._is_harmless: Callable[[str], object] = _is_harmless if redactor.in_parts else _never
         self._texts: dict[str, dict[str, str]] = {name: {} for name in NAMES}
-        """Per field, the texts that were checked and how they are written."""
+        """Per field: checked texts -> how they are written."""
         self._containers: dict[bytes, orjson.Fragment] = {}
-        """The same for what is neither a text nor a number, by its JSON."""
+        """The same for values that are neither text nor numbers, by their JSON."""
         self._templates = _Templates(self._checked, on=redactor.in_parts)
         by_field = not any(self._redact(orjson.dumps({name: 4821}))[1] for name in NAMES)
         self._covers: Callable[[Mapping[str, Any]], bool] = frozenset(NAMES).issuperset if by_field else _covers_nothing
-        """Whether all fields are ours; no field is if a rule of a user makes secrets of their numbers."""
+        """Whether all fields are ours; always false if a user's rule makes numbers in them secret."""
 
     def encode(self, event: str, time_ms: int, fields: Mapping[str, Any]) -> str:
-        """The line for *event*; empty fields are left out."""
+        """The line for *event*, without empty fields."""
         if event == "tool_call_end":
             line = self._templates.fill(time_ms, fields)
             if line is not None:
@@ -96,7 +96,7 @@ class Lines:
         return self._texts[name].get(text) or self._check({name: text})[name]
 
     def _check(self, unknown: dict[str, str]) -> dict[str, str]:
-        """How texts are written in their fields, from now on."""
+        """Redact texts in their fields, and cache the result."""
         redacted, changed = self._redact(orjson.dumps(unknown))
         checked: dict[str, str] = orjson.loads(redacted) if changed else unknown
         for name, text in unknown.items():
@@ -108,7 +108,7 @@ class Lines:
         return checked
 
     def _container(self, name: str, value: Any) -> orjson.Fragment:
-        """Tags, baggage and objects, whose inner names count; and integers that may be secrets."""
+        """Tags, baggage and objects, whose inner names matter; and integers that may be secrets."""
         document = orjson.dumps({name: value}, default=str, option=_OPTIONS)
         clean = self._containers.get(document)
         if clean is None:
@@ -127,34 +127,34 @@ class Lines:
 def _loads(redacted: bytes, name: str) -> Any:
     try:
         return orjson.loads(redacted)[name]
-    except (ValueError, LookupError):  # JSON that is nested too deeply is redacted as a text
+    except (ValueError, LookupError):  # JSON that is nested too deeply is redacted as text
         return redacted.decode("utf-8", "replace")
 
 
 _NEW = ("requestId", "toolCallId", "idempotencyKeyHash", "correlationId", "elapsedMs")
-"""New with each call. What else the line of a call says is mostly what an earlier line said."""
+"""Differ on each call. The other fields of a call's line usually repeat an earlier line."""
 _NO_TEMPLATE = frozenset({"event", "timeMs", "errorMessage", "traceparent", "requestTags", "baggage"})
-"""With one of these, hardly any line repeats an earlier one."""
+"""With one of these, lines rarely repeat an earlier one."""
 _LONGEST_TEMPLATE = 2048
 _LARGE = 1e15
 _SECRET_FROM = 10**13
-"""Integers below are no payment cards."""
+"""Smaller integers cannot be payment cards."""
 _CONSTANT = frozenset({str, int, bool, type(None)})
 _new_values = itemgetter(*_NEW)
 
 
 class _Form(NamedTuple):
-    """The lines of calls whose events have the same names."""
+    """The lines of calls whose events have the same field names."""
 
     names: tuple[str, ...]
     repeating: Callable[[Mapping[str, Any]], tuple[Any, ...]]
-    """The values that are not new with each call."""
+    """The values that repeat between calls."""
     templates: dict[tuple[Any, ...], tuple[str, ...]]
-    """For each set of them, what stands before, between and behind the new ones."""
+    """For each combination of them: the text before, between and after the values that differ."""
 
 
 class _Templates:
-    """Lines of ``tool_call_end``: one look for all the values that repeat, instead of a look at each."""
+    """Templates for lines of ``tool_call_end``: one lookup for all repeating values instead of one for each."""
 
     __slots__ = ("_checked", "_forms", "_on", "_seen")
 
@@ -165,7 +165,7 @@ class _Templates:
         self._seen: set[tuple[Any, ...]] = set()
 
     def fill(self, time_ms: int, fields: Mapping[str, Any]) -> str | None:
-        """The line from a template; ``None`` if there is none, or if a new value is not what it mostly is."""
+        """The line from a template; ``None`` if there is none, or if a new value has an unusual type."""
         form = self._forms.get(len(fields))
         if form is None:
             return None
@@ -174,7 +174,7 @@ class _Templates:
             if template is None:
                 return None
             request, call, key, correlation, elapsed = _new_values(fields)
-        except (KeyError, TypeError):  # other names; a value without a hash
+        except (KeyError, TypeError):  # other names; an unhashable value
             return None
         if elapsed.__class__ is not float or not 0.0 <= elapsed < _LARGE:
             return None
@@ -199,7 +199,7 @@ class _Templates:
         return _json(self._checked(name, text))
 
     def learn(self, fields: Mapping[str, Any], document: Mapping[str, Any]) -> None:
-        """Keep a template for the values of *fields* that repeat, and how they stand in *document*."""
+        """Cache a template for the repeating values of *fields*, as they are written in *document*."""
         names = tuple(fields)
         form = self._forms.get(len(names)) or self._begin(names)
         if form is None or form.names != names:
@@ -207,7 +207,7 @@ class _Templates:
         values = form.repeating(fields)
         if not {value.__class__ for value in values} <= _CONSTANT:
             return
-        if values not in self._seen:  # most sets of values never come again
+        if values not in self._seen:  # most combinations never occur again
             if len(self._seen) >= _MOST_REMEMBERED:
                 self._seen.clear()
             self._seen.add(values)
@@ -239,7 +239,7 @@ def _json(value: Any) -> str:
 
 
 def _never(text: str) -> None:
-    """No shape is harmless."""
+    """No text is harmless."""
 
 
 def _covers_nothing(fields: Mapping[str, Any]) -> bool:

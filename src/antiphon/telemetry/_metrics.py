@@ -1,6 +1,6 @@
 """The metrics: one table for the built-in registry, Prometheus, OpenTelemetry, the alert rules and the docs (R11).
 
-Label values are bounded in number and length, and free of secrets (R14); :func:`count` makes counts of events.
+Label values are bounded in number and length, and free of secrets (R14); :func:`count` updates metrics from events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Metric(NamedTuple):
     help: str
 
     def full_name(self, prefix: str) -> str:
-        """The name as it is scraped; a histogram's samples add ``_bucket``, ``_sum`` and ``_count``."""
+        """The name as scraped; a histogram's samples add ``_bucket``, ``_sum`` and ``_count``."""
         return f"{prefix}_{self.name}_total" if self.type == "counter" else f"{prefix}_{self.name}"
 
 
@@ -50,10 +50,10 @@ METRICS = (
     *(CALLS, DURATION, RETRIES, HITS, CACHE_SIZE, TTL, BREAKER, TRANSITIONS, INFLIGHT, INFO),
     *(UNKNOWN, STORE_UP, STORE_LATENCY, STORE_BREAKER, UNRECORDED, INTERRUPTED, UNDOS, SAGAS),
 )
-"""The document's eight, the ninth of R11, what tells read tools from write tools, and what operators watch."""
+"""The document's eight, the ninth of R11, the one that distinguishes read from write tools, and those for operators."""
 
 OF_STORE = frozenset({CACHE_SIZE, INFLIGHT, UNKNOWN, STORE_UP, STORE_LATENCY, INTERRUPTED})
-"""Gauges that say the same in every process that shares the store."""
+"""Gauges that are equal in every process that shares the store."""
 
 BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0, 30000.0, 60000.0)
 STATUSES = ("success", "error", "retriable_error", "retry_exhausted", "circuit_open", "timeout")
@@ -61,7 +61,7 @@ SCOPES = ("session", "global")
 BREAKER_STATES = ("CLOSED", "OPEN", "HALF_OPEN", "FORCED_OPEN")
 STORE_STATES = ("CLOSED", "OPEN")
 AGES = {"unknown": "new", "unknown_1h": "1h", "unknown_1d": "1d"}
-"""The ``age`` label of unknown outcomes by the state that a store counts them in."""
+"""The ``age`` label of unknown outcomes, by the state under which a store counts them."""
 FIRST_HITS = ("done", "failed", "inflight", "conflict", "store_outage_open", "store_outage_closed")
 FIRST_TRANSITIONS = (
     ("CLOSED", "OPEN"),
@@ -69,7 +69,7 @@ FIRST_TRANSITIONS = (
     ("HALF_OPEN", "OPEN"),
     ("HALF_OPEN", "CLOSED"),
 )
-"""Counters that begin with 0 when a tool is registered: Prometheus sees no increase from nothing to one."""
+"""Counters initialised with 0 when a tool is registered: Prometheus sees no increase from absent to one."""
 
 OTHER = "other"
 
@@ -80,7 +80,7 @@ _LONGEST = 128
 
 
 class Labels:
-    """Admits the first so many values; all later ones are counted together as ``other``."""
+    """Admits the first *most* values; all later ones are counted together as ``other``."""
 
     __slots__ = ("_clean", "_known", "_lock", "_most")
 
@@ -105,25 +105,25 @@ class Labels:
 
 
 def tool_of_breaker(key: str) -> str:
-    """The ``tool`` label of a breaker: a tool's own goes by the tool's name, others keep theirs (``dependency/…``)."""
+    """The ``tool`` label of a breaker: the tool's name for a tool's own, the key for others (``dependency/…``)."""
     return key.removeprefix("tool/")
 
 
 Counts = Mapping[tuple[str, str], int]
-"""Live claim records by (tool, state), as :meth:`antiphon.ports.SyncJournal.counts` gives them."""
+"""Live claim records by (tool, state), as returned by :meth:`antiphon.ports.SyncJournal.counts`."""
 Values = Mapping[tuple[str, ...], float]
 """Values of a gauge by its labels."""
 
 
 class Sink(Protocol):
-    """Counts what happens. The gateway calls it directly; :func:`count` feeds it from events."""
+    """Counts events. The gateway calls it directly; :func:`count` feeds it from the generic port."""
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None: ...
 
     def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
-        """:meth:`call_ended` for one tool, status and scope: found once, to be called often with a duration.
+        """:meth:`call_ended` for one tool, status and scope: looked up once, then called often with a duration.
 
-        With *hit* the calls were answered from a claim in that state, and count as such, too (:meth:`hit`).
+        With *hit* the calls were answered from a claim in that state, and are also counted as hits (:meth:`hit`).
         """
 
     def retried(self, tool: str, reason: str) -> None: ...
@@ -135,24 +135,24 @@ class Sink(Protocol):
     def breaker(self, key: str, before: str, after: str) -> None: ...
 
     def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
-        """A tool was registered: which scope and effect it has, and how long its records are kept."""
+        """A tool was registered: its scope and effect, and how long its records are kept."""
 
     def dedupe(self, counts: Counts) -> None:
         """A sample of the claim store, taken by whoever exposes the metrics."""
 
     def sampled(self, metric: Metric, values: Values) -> None:
-        """What a gauge says now; labels that it no longer names are 0."""
+        """The current values of a gauge; labels that are no longer present become 0."""
 
 
 def tool_name(fields: Mapping[str, Any]) -> str:
-    """``namespace/name``, as the metrics call a tool."""
+    """``namespace/name``: a tool's name in metrics."""
     namespace = fields.get("toolNamespace")
     name = str(fields.get("toolName", ""))
     return f"{namespace}/{name}" if namespace else name
 
 
 def count(sink: Sink, event: str, fields: Mapping[str, Any]) -> None:
-    """Feed *sink* from an event of the generic port."""
+    """Update *sink* from an event of the generic port."""
     if event in ("tool_call_end", "tool_call_blocked"):
         tool = tool_name(fields)
         status = str(fields.get("status") or fields.get("state") or "error")
@@ -186,7 +186,7 @@ def of_claims(counts: Counts, scopes: Mapping[str, str]) -> dict[Metric, dict[tu
 
 
 class Counter:
-    """A sink that knows which labels a count has; whoever inherits it says where counts are kept."""
+    """A sink that maps values to labels; subclasses store the counts."""
 
     def __init__(self, max_tools: int, clean: Callable[[str], str]) -> None:
         self._tool = Labels(max_tools, clean)
@@ -203,7 +203,7 @@ class Counter:
         raise NotImplementedError
 
     def _ended(self, tool: str, status: str, scope: str, hit: str) -> Callable[[float], None]:
-        """What counts the calls with these labels, and their durations."""
+        """Counts the calls with these labels, and their durations."""
         raise NotImplementedError
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
@@ -211,7 +211,7 @@ class Counter:
         (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
 
     def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
-        """:meth:`call_ended` for one tool, status and scope: found once, to be called often."""
+        """:meth:`call_ended` for one tool, status and scope: looked up once, then called often."""
         label = self._tool(tool)
         known = status if status in STATUSES else OTHER
         place = scope if scope in SCOPES else OTHER
@@ -221,26 +221,26 @@ class Counter:
         return ended
 
     def retried(self, tool: str, reason: str) -> None:
-        """Count a repeated attempt."""
+        """Count a retry."""
         self._add(RETRIES, 1, self._tool(tool), self._code(reason))
 
     def hit(self, tool: str, state: str) -> None:
-        """Count a call that a record answered."""
+        """Count a call that was answered from a record."""
         self._add(HITS, 1, self._tool(tool), self._state(state))
 
     def undone(self, tool: str, state: str) -> None:
-        """Count what came of undoing a write."""
+        """Count the result of an undo."""
         self._add(UNDOS, 1, self._tool(tool), self._state(state))
 
     def breaker(self, key: str, before: str, after: str) -> None:
-        """Count a change of a breaker's state."""
+        """Count a state change of a breaker."""
         tool = self._tool(tool_of_breaker(key))
         self._add(TRANSITIONS, 1, tool, before, after)
         for state in BREAKER_STATES:
             self._set(BREAKER, float(state == after), tool, state)
 
     def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
-        """Take note of a tool that was registered."""
+        """Initialise the metrics of a tool that was registered."""
         label = self._tool(tool)
         self._scopes[tool] = scope
         self._set(INFO, 1.0, label, effect or "unset")
@@ -252,12 +252,12 @@ class Counter:
             self._set(TTL, seconds, label, state)
 
     def dedupe(self, counts: Counts) -> None:
-        """Take the numbers of claim records by tool and state."""
+        """Set the numbers of claim records by tool and state."""
         for metric, values in of_claims(counts, self._scopes).items():
             self.sampled(metric, values)
 
     def sampled(self, metric: Metric, values: Values) -> None:
-        """Set a gauge; labels that are no longer named are 0."""
+        """Set a gauge; labels that are no longer present become 0."""
         known = self._sampled.setdefault(metric.name, set())
         fresh = labelled(values, metric, self._tool)
         for labels in (*known.difference(fresh), *fresh):
@@ -265,12 +265,12 @@ class Counter:
         known.update(fresh)
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
-        """The generic port, for whoever has events and no direct line."""
+        """The generic port, for callers that have events and no direct access."""
         count(self, event, fields)
 
 
 def labelled(values: Values, metric: Metric, label: Callable[[str], str]) -> dict[tuple[str, ...], float]:
-    """The values by admitted labels: tools that go by one label are added up."""
+    """The values by admitted labels: tools that share a label are summed."""
     by_tool = metric.labels[0] == "tool"
     found: dict[tuple[str, ...], float] = {}
     for (first, *rest), value in values.items():

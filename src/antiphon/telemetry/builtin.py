@@ -1,4 +1,4 @@
-"""The metrics that are always on: plain numbers in this process, given out in Prometheus' text format."""
+"""The metrics that are always on: plain numbers in this process, rendered in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _LEFT_MOST = 1024
 class _Calls:
     """Count, sum and buckets of one tool, status and scope.
 
-    A call only leaves its duration here, which takes no lock; they are added up a thousand at a time, or when
-    somebody asks.
+    A call only appends its duration, without a lock; durations are summed a thousand at a time, or on read.
     """
 
     __slots__ = ("_left", "_lock", "buckets", "sum")
@@ -36,7 +35,7 @@ class _Calls:
                 self.sum_up()
 
     def sum_up(self) -> None:
-        """Add up what was left so far. The caller holds the lock."""
+        """Add up the pending durations. The caller holds the lock."""
         left, buckets, bounds = self._left, self.buckets, schema.BUCKETS_MS
         for _ in range(len(left)):
             duration_ms = left.popleft()
@@ -45,7 +44,7 @@ class _Calls:
 
 
 class BuiltinMetrics(schema.Counter):
-    """Counts calls, retries, reuse and breakers; ``render()`` is what Prometheus scrapes."""
+    """Counts calls, retries, reuse and breakers; ``render()`` returns what Prometheus scrapes."""
 
     def __init__(
         self, prefix: str = "antiphon", *, max_tools: int = schema.MAX_TOOLS, clean: Callable[[str], str] = str
@@ -54,7 +53,7 @@ class BuiltinMetrics(schema.Counter):
         self.prefix = prefix
         self._lock = threading.Lock()
         self._calls: dict[tuple[str, str, str, str], _Calls] = {}
-        """By tool, status, scope and the state of the claim that answered, if one did."""
+        """By tool, status, scope and the state of the claim that answered, if any."""
         self._series: dict[str, _Series] = {metric.name: {} for metric in schema.METRICS}
 
     def _ended(self, tool: str, status: str, scope: str, hit: str) -> Callable[[float], None]:
@@ -97,7 +96,7 @@ class BuiltinMetrics(schema.Counter):
 
 
 def _histogram(name: str, calls: Mapping[tuple[str, str, str, str], tuple[list[int], float]]) -> Iterator[str]:
-    """Scopes are added up: the document's histogram has the labels tool and status."""
+    """Scopes are summed: the document's histogram has the labels tool and status."""
     merged: dict[tuple[str, str], tuple[list[int], float]] = {}
     for (tool, status, _, _), (buckets, total) in sorted(calls.items()):
         before, sum_before = merged.get((tool, status), ([0] * len(buckets), 0.0))

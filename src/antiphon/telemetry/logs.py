@@ -25,7 +25,7 @@ LEVELS: Mapping[str, int] = {
 
 
 class JsonLogListener:
-    """Writes events to the logger ``antiphon``; an event that no handler writes costs a fraction of a microsecond.
+    """Writes events to the logger ``antiphon``; an event without a handler costs a fraction of a microsecond.
 
     Levels, handlers, filters and the record factory may change at any time.
     """
@@ -45,7 +45,7 @@ class JsonLogListener:
         self._now_ms = now_ms
 
     def wants(self, event: str) -> bool:
-        """Whether the event would be written: ask before building its fields."""
+        """Whether the event would be written: check before building its fields."""
         level = LEVELS.get(event, logging.WARNING)
         return self._logger.isEnabledFor(level) and _is_heard(self._logger, level)
 
@@ -55,11 +55,11 @@ class JsonLogListener:
         logger = self._logger
         if logger.isEnabledFor(level) and _is_heard(logger, level):
             line = (self._lines or self._begin()).encode(event, self._now_ms(), fields)
-            # The place is fixed: looking for the caller on the stack would cost as much as all the rest.
+            # The location is fixed: finding the caller on the stack would cost as much as everything else.
             logger.handle(logger.makeRecord(logger.name, level, __file__, 0, line, (), None, "emit"))
 
     def _begin(self) -> Lines:
-        """The first line: until then no pattern is compiled."""
+        """For the first line only: no pattern is compiled before it."""
         from antiphon.telemetry._lines import Lines
 
         redactor = self._redactor
@@ -68,7 +68,7 @@ class JsonLogListener:
 
 
 def _is_heard(logger: logging.Logger, level: int) -> bool:
-    """Whether a handler would write a line of *level*; where there is none, Python itself need not write it."""
+    """Whether a handler would write a line of *level*; if there are none, Python's last resort is not used either."""
     at: logging.Logger | None = logger
     while at is not None:
         for handler in at.handlers:
@@ -79,7 +79,7 @@ def _is_heard(logger: logging.Logger, level: int) -> bool:
 
 
 def json_logs(level: str | int = logging.INFO, stream: IO[str] | None = None) -> logging.Handler:
-    """Write the logger ``antiphon`` to *stream* (standard error if none), one JSON object per line."""
+    """Write the logger ``antiphon`` to *stream* (standard error by default), one JSON object per line."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("antiphon")

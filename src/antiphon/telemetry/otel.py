@@ -1,8 +1,8 @@
 """Spans and metrics for OpenTelemetry (R11): ``tool_execution`` with the document's attributes and the GenAI ones.
 
 A span is opened by ``tool_call_start`` and closed by ``tool_call_end`` or ``tool_call_blocked``. In between it is the
-current span of the task or thread, so that whatever the tool calls becomes its child; a tool that runs on a thread of
-its own takes the context along. The wait before a retry is a child span whose end is known in advance.
+current span of the task or thread, so that everything the tool calls becomes its child; a tool on a separate thread
+inherits the context. The wait before a retry is a child span whose end is known in advance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_CLEANED = 1024
 
 
 class _Open:
-    """A call whose end has not been told yet."""
+    """A call that has not ended yet."""
 
     __slots__ = ("around", "outer", "request", "span")
 
@@ -48,7 +48,7 @@ _current: ContextVar[_Open | None] = ContextVar("antiphon_open_call", default=No
 
 
 class OtelListener:
-    """Tells OpenTelemetry what the gateway does; the providers default to the process-wide ones.
+    """Reports what the gateway does to OpenTelemetry; the providers default to the process-wide ones.
 
     Attributes are set only on spans that are recorded. ``meter_provider=None`` uses the global one;
     ``metrics=False`` leaves metrics to the built-in registry.
@@ -107,7 +107,7 @@ class OtelListener:
             self._metrics.dedupe(counts)
 
     def sampled(self, metric: schema.Metric, values: schema.Values) -> None:
-        """What a gauge says now."""
+        """The current values of a gauge."""
         if self._metrics is not None:
             self._metrics.sampled(metric, values)
 
@@ -140,7 +140,7 @@ class OtelListener:
         self._context.attach(self._trace.set_span_in_context(span))
 
     def _parent(self, fields: Mapping[str, Any]) -> Context | None:
-        """The caller's trace context, if the call brought one; else whatever is current."""
+        """The caller's trace context, if the call has one; else the current one."""
         traceparent = fields.get("traceparent")
         return self._extract({"traceparent": str(traceparent)}) if traceparent else None
 
@@ -203,7 +203,7 @@ class OtelListener:
         wait.end(begin + int(float(fields.get("delayMs") or 0.0) * 1_000_000))
 
     def _note(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Anything else becomes an event on the span it happened in."""
+        """Anything else becomes a span event on the span in which it happened."""
         call = self._find(str(fields.get("requestId", ""))) or _current.get()
         if call is not None and call.span.is_recording():
             clean: dict[str, Any] = self._redactor.redact(dict(fields))
@@ -212,7 +212,7 @@ class OtelListener:
     # -- which span belongs to which call --------------------------------------------------------------------------
 
     def _find(self, request: str) -> _Open | None:
-        """Prefer the call of this task or thread: a request id can be under way twice (a redelivery)."""
+        """Prefer the call of this task or thread: a request id can be in progress twice (a redelivery)."""
         mine = _current.get()
         while mine is not None:
             if mine.request == request and mine in self._open.get(request, ()):
@@ -230,12 +230,12 @@ class OtelListener:
         if _current.get() is call:
             _current.set(call.outer)
         if self._trace.get_current_span() is call.span:
-            # Not by token: a stream may end in another task than it began in.
+            # Not by token: a stream may end in a different task from the one it began in.
             self._context.attach(call.around)
         return call
 
     def _oldest(self) -> _Open:
-        """A call that never ended (its task was killed) must not stay for ever."""
+        """Evict a call that never ended (its task was killed)."""
         call = next(iter(self._open.values()))[0]
         self._forget(call)
         return call
@@ -262,8 +262,8 @@ class OtelListener:
 class OtelMetrics(schema.Counter):
     """Counts into the meters of a provider.
 
-    Names have no ``_total`` and no unit: an exporter to Prometheus adds the one and would add the other, so what is
-    scraped there has the documented names.
+    Names have no ``_total`` and metrics no unit: a Prometheus exporter adds the one and would add the other, so scraped
+    names match the documented ones.
     """
 
     def __init__(self, provider: MeterProvider | None, prefix: str, clean: Callable[[str], str]) -> None:
@@ -302,5 +302,5 @@ def _make(meter: Meter, metric: schema.Metric, prefix: str) -> Any:
         return meter.create_histogram(
             name, description=metric.help, explicit_bucket_boundaries_advisory=list(schema.BUCKETS_MS)
         )
-    except TypeError:  # releases before 1.30 take the buckets from a view only
+    except TypeError:  # releases before 1.30 accept buckets only from a view
         return meter.create_histogram(name, description=metric.help)

@@ -24,14 +24,14 @@ _MODES = {
     **dict.fromkeys((schema.INFO, schema.TTL), "max"),
     **dict.fromkeys((schema.UNRECORDED, schema.SAGAS), "livesum"),
 }
-"""How gauges of several processes become one; the rest is what the worst living process says."""
+"""How gauges of several processes are combined; for all others the worst living process counts."""
 
 
 class _Calls:
-    """The counters and the histogram of one tool, status, scope and, of answers from a claim, its state.
+    """The counters and the histogram of one tool, status and scope, and for answers from a claim also its state.
 
-    A call leaves its duration here, which takes no lock; a few dozen are handed to the client at a time, and all of
-    them whenever the registry is read.
+    A call only appends its duration, without a lock; a few dozen are passed to the client at a time, and all of them
+    whenever the registry is read.
     """
 
     __slots__ = ("_counters", "_left", "_lock", "_observe")
@@ -54,7 +54,7 @@ class _Calls:
         self._observe(duration_ms)
 
     def hand_over(self) -> None:
-        """Give the client what was left so far."""
+        """Pass the pending durations to the client."""
         left, observe = self._left, self._observe
         with self._lock:
             number = 0
@@ -79,7 +79,7 @@ class _Shared:
             self._read_all(self.metrics[metric.name])
 
     def calls(self, tool: str, status: str, scope: str, hit: str) -> Callable[[float], None]:
-        """What counts one call with these labels."""
+        """Counts one call with these labels."""
         labels = (tool, status, scope, hit)
         calls = self._calls.get(labels)
         if calls is None:
@@ -91,7 +91,7 @@ class _Shared:
         return calls.add_at_once if self.at_once else calls.add
 
     def _read_all(self, metric: Any) -> None:
-        """Whoever reads *metric* reads all that was counted."""
+        """Reading *metric* includes everything that was counted."""
         collect: Callable[[], Iterable[Any]] = metric.collect
 
         def collect_all() -> Iterable[Any]:
@@ -105,7 +105,7 @@ class _Shared:
 class PrometheusListener(schema.Counter):
     """Counts into *registry* (the process-wide one if none is given); children are looked up once.
 
-    ``prefix="openclaw"`` gives exactly the document's names. Two listeners on one registry share their metrics.
+    ``prefix="openclaw"`` produces exactly the document's names. Two listeners on one registry share their metrics.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class PrometheusListener(schema.Counter):
 
 
 def _pid_of(name: str) -> int:
-    """Whose file of the multi-process mode this is: ``gauge_livemax_4711``."""
+    """The process that wrote a file of the multi-process mode: ``gauge_livemax_4711``."""
     digits = name.rpartition("_")[2]
     return int(digits) if digits.isdecimal() else os.getpid()
 

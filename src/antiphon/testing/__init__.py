@@ -1,1 +1,1 @@
-"""For those who test with Antiphon: the conformance suite of journals."""
+"""For tests that use Antiphon: the conformance suite for journals."""

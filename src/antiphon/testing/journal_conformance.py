@@ -1,4 +1,4 @@
-"""The rules every journal keeps, as a suite that any store can be put through.
+"""The rules that every journal must obey, as a suite that any store can run.
 
     from functools import partial
     import pytest
@@ -9,8 +9,8 @@
     def test_my_store(rule, face, tmp_path):
         JournalConformance(partial(MyStore, tmp_path / "my.db"), face).check(rule)
 
-A rule is written once, as a coroutine, and runs in both faces: the synchronous journal is put behind coroutines that
-never suspend. It fails with :class:`AssertionError` and one sentence.
+A rule is written once, as a coroutine, and runs in both faces: the synchronous journal is wrapped in coroutines that
+never suspend. It fails with an :class:`AssertionError` of one sentence.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ Step = Callable[[Journal], Awaitable[T]]
 
 TTL_MS = 60_000
 SHORT_MS = 400
-"""Long enough for a loaded machine to act within it, short enough to wait for where time cannot be moved."""
+"""Long enough for a loaded machine to act within it, short enough to wait for if the clock cannot be moved."""
 
 
 def must(condition: object, what: str) -> None:
-    """Fail with the sentence of the rule that was broken."""
+    """Fail with the sentence of the broken rule."""
     if not condition:
         raise AssertionError(what)
 
 
 def claimed(answer: Begun) -> Claimed:
-    """The answer of a call that has to win."""
+    """The answer of a call that must win."""
     if not isinstance(answer, Claimed):
         raise AssertionError(f"the claim should have been won, but the store answered {answer}")
     return answer
 
 
 def existing(answer: Begun | None) -> Existing:
-    """The answer of a call that has to lose."""
+    """The answer of a call that must lose."""
     if not isinstance(answer, Existing):
         raise AssertionError(f"the store should have shown a record, but it answered {answer}")
     return answer
 
 
 def check_attempts(record: DedupeRecord, attempts: Sequence[Attempt]) -> None:
-    """Whether *record* tells of these attempts, and of no others."""
+    """Check that *record* has these attempts and no others."""
     execution = record.execution
     assert isinstance(execution, RecordedExecution)
     told = [(a.started_at_ms, a.finished_at_ms, a.error_code or "", a.retriable, a.status) for a in execution.attempts]
@@ -103,12 +103,12 @@ class Harness:
         self.tenant: str = f"tenant-{self.name}"
 
     def open(self) -> Journal:
-        """A journal of this face; one for threads behind coroutines that never suspend."""
+        """A journal of this face; a synchronous one is wrapped in coroutines that never suspend."""
         return AsyncFromSync(self.store.open_sync()) if self.face == "sync" else self.store.open_async()
 
     @property
     def has_clock(self) -> bool:
-        """Whether time passes on the store's clock as fast as the rules like."""
+        """Whether the rules can move the store's clock."""
         return self._advance is not None
 
     async def pass_ms(self, milliseconds: int) -> None:
@@ -141,7 +141,7 @@ class Harness:
             return list(pool.map(lambda step: drive(_as_coroutine(step, journal)), steps))
 
     def key(self, name: str = "key") -> str:
-        """A store key nobody else has."""
+        """A store key that nobody else uses."""
         return f"{name}-{self.name}"
 
     def request(self, key: str, identity: str = "call-1", **changes: Any) -> StaticClaimRequest:
@@ -177,16 +177,16 @@ class Harness:
         return key, claimed(await j.begin(self.request(key, identity, **changes)))
 
     async def finds(self, j: Journal, key: str, identity: str, version: int | None, what: str) -> None:
-        """Whether *identity* is shown *version* as its own."""
+        """Check that *identity* is shown *version* as its own."""
         own = existing(await j.begin(self.request(key, identity))).own
         must(own is not None and own.version == version, what)
 
     def rows(self, run: str, *types: str) -> list[Row]:
-        """Events on their way into the log."""
+        """Events as rows for the log."""
         return [Row(run, kind, 1, b'{"lane":"0","index":0,"payload":{"n":1},"meta":{}}') for kind in types]
 
     def manifest(self, run: str, **changes: Any) -> RunManifest:
-        """The head of a run."""
+        """The manifest of a run."""
         values: dict[str, Any] = {"id": run, "name": "demo", "status": "running", "started_at_ms": 1_000}
         return RunManifest(**(values | {"tenant": self.tenant} | changes))
 
@@ -197,7 +197,7 @@ def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = TTL_MS, **changes
 
 
 def failed(code: str = "refused", ttl_ms: int = TTL_MS) -> Settlement:
-    """A call that did not."""
+    """A call that failed."""
     return Settlement("failed", ttl_ms, error=(code, "it did not work", True, False), attempt_count=1)
 
 
@@ -214,7 +214,7 @@ class ClaimRules(Harness):
     """One method per rule; each gets an open journal and unused keys."""
 
     async def rule_begin_inserts_or_returns(self, j: Journal) -> None:
-        """The first one gets the claim; everybody after it is shown the record."""
+        """The first caller gets the claim; every later one is shown the record."""
         key = self.key()
         must(await j.read(key) is None, "there is nothing to read before the first claim")
         won = claimed(await j.begin(self.request(key)))
@@ -229,12 +229,12 @@ class ClaimRules(Harness):
         must(seen.current == again.current, "reading shows the same record")
 
     async def _warm_up(self, j: Journal) -> None:
-        """Let a store with a pool open a connection for each racer, so that they really race."""
+        """Let a store with a pool open a connection for each racer, so that they actually race."""
         others = [self.key(f"warm-{n}") for n in range(RACERS)]
         await self.together(j, [lambda journal, key=key: journal.begin(self.request(key)) for key in others])  # type: ignore[misc]
 
     async def rule_one_of_many_begins(self, j: Journal) -> None:
-        """Of many that ask at once exactly one gets the claim."""
+        """Of many concurrent callers exactly one gets the claim."""
         key = self.key()
         requests = [self.request(key, f"call-{n}") for n in range(RACERS)]
         await self._warm_up(j)
@@ -242,7 +242,7 @@ class ClaimRules(Harness):
         must(sum(isinstance(answer, Claimed) for answer in answers) == 1, "exactly one of many begins wins")
 
     async def rule_one_of_many_takes(self, j: Journal) -> None:
-        """Of many that try to replace the same version exactly one does."""
+        """Of many callers that try to replace the same version exactly one succeeds."""
         key, won = await self.held(j)
         requests = [self.request(key, f"call-{n}") for n in range(2, RACERS + 2)]
         answers = await self.together(
@@ -259,7 +259,7 @@ class ClaimRules(Harness):
                 must(answer.current.version == current.version, "losers are shown the winner's record")
 
     async def rule_versions_only_grow(self, j: Journal) -> None:
-        """Every claim and every settlement has a higher version, also after clearing and expiry."""
+        """Every claim and every settlement has a higher version, even after clearing and expiry."""
         key = self.key()
         seen = [claimed(await j.begin(self.request(key))).version]
         seen.append(await j.settle(key, seen[-1], done()) or 0)
@@ -279,7 +279,7 @@ class ClaimRules(Harness):
         must(all(earlier < later for earlier, later in pairwise(seen)), f"versions grow: {seen}")
 
     async def rule_replaced_executions_are_kept(self, j: Journal) -> None:
-        """Each call identity finds its own execution, whatever ran since."""
+        """Each call identity finds its own execution, whatever has run since."""
         key, (version, _) = await self.held(j, "call-0")
         for n in range(40):
             settled = await j.settle(key, version, done(b'{"n":%d}' % n))
@@ -294,7 +294,7 @@ class ClaimRules(Harness):
             must(answer.own.request.identity == f"call-{n}", "and by its own request")
 
     async def rule_own_execution_outlives_the_current_one(self, j: Journal) -> None:
-        """When the current record has expired, an identity with a live execution is shown that, and may replace it."""
+        """If the current record has expired, an identity with a live execution is shown that, and may replace it."""
         key, (version, _) = await self.held(j)
         first = await j.settle(key, version, failed("first"))
         version = claimed(
@@ -322,7 +322,7 @@ class ClaimRules(Harness):
         await self.finds(j, key, "call-1", first, "the live execution is still found")
 
     async def rule_alias(self, j: Journal) -> None:
-        """A waiter that shared a result finds it as its own later, also after others ran."""
+        """A waiter that shared a result later finds it as its own, even after others ran."""
         key, (version, _) = await self.held(j)
         must(not await j.alias(key, "call-2", version), "a claim in flight has nothing to share")
         must(existing(await j.read(key, "call-2")).own is None, "and shares nothing")
@@ -341,7 +341,7 @@ class ClaimRules(Harness):
         must(not await j.alias(key, "call-9", third.version), "what was taken over has nothing to share")
 
     async def rule_an_identity_has_one_answer(self, j: Journal) -> None:
-        """What a call identity found first is its answer: it neither runs nor shares anything else beside it."""
+        """What a call identity found first is its answer: it neither runs nor shares anything else."""
         key, (version, _) = await self.held(j)
         first = await j.settle(key, version, done(b'"first"')) or 0
         must(await j.alias(key, "sharer", first), "the sharer has its answer")
@@ -363,7 +363,7 @@ class ClaimRules(Harness):
         await self.finds(j, key, "failure", third, "which is its answer from then on")
 
     async def rule_sharing_and_running_exclude_each_other(self, j: Journal) -> None:
-        """Of two deliveries of one call, one that shares a result and one that runs, only the faster one does."""
+        """If two deliveries of one call race, one to share a result and one to run, only the faster one succeeds."""
         for n in range(ROUNDS):
             key, (version, _) = await self.held(j, name=f"round-{n}")
             settled = await j.settle(key, version, done()) or 0
@@ -378,7 +378,7 @@ class ClaimRules(Harness):
             must(sum(did) == 1, f"exactly one of both: {did}")
 
     async def rule_settle_is_fenced_after_takeover(self, j: Journal) -> None:
-        """A worker that was replaced cannot end its successor's claim; its events are history all the same."""
+        """A worker that was replaced cannot settle its successor's claim; its events are logged all the same."""
         key, run = self.key(), self.key("run")
         zombie = claimed(await j.begin(self.request(key, "call-1")))
         holder = claimed(await j.take_over(self.request(key, "call-2"), zombie.version))
@@ -391,7 +391,7 @@ class ClaimRules(Harness):
         must(await j.settle(self.key("never"), 1, done()) is None, "what was never claimed cannot be settled")
 
     async def rule_unknown_is_settled_by_its_new_version(self, j: Journal) -> None:
-        """Marking a claim unknown gives it a new version, by which alone its true outcome is entered."""
+        """Marking a claim unknown gives it a new version, and only with that can its true outcome be recorded."""
         key, held = await self.held(j)
         unknown = await j.settle(key, held.version, failed("outcome_unknown"))
         must(unknown is not None and unknown > held.version, "settling gives a higher version")
@@ -403,7 +403,7 @@ class ClaimRules(Harness):
         must(record.error.__class__ is not RecordedError, "nothing is left of the unknown")
 
     async def rule_unknown_is_settled_after_others_followed(self, j: Journal) -> None:
-        """What an earlier call turns out to be is entered where it is kept; what followed stays as it is."""
+        """The true outcome of an earlier call is recorded in its own execution; later ones stay unchanged."""
         key, held = await self.held(j)
         unknown = await j.settle(key, held.version, failed("outcome_unknown")) or 0
         second = claimed(await j.take_over(self.request(key, "call-2"), unknown))
@@ -425,7 +425,7 @@ class ClaimRules(Harness):
         must(existing(await j.read(key, "call-3")).own == own, "and finds it")
 
     async def rule_only_the_holder_renews(self, j: Journal) -> None:
-        """A renewal extends the lease of an in-flight claim of that version and of no other."""
+        """A renewal extends the lease of an in-flight claim with that version and no other."""
         key, held = await self.held(j, lease_ms=1_000)
         must(await j.renew(key, held.version, 300_000), "the holder renews")
         record = existing(await j.read(key)).current
@@ -437,7 +437,7 @@ class ClaimRules(Harness):
         must(not await j.renew(key, settled, 300_000), "a settled claim has no lease")
 
     async def rule_lapsed_lease_is_still_seen(self, j: Journal) -> None:
-        """A claim past its lease is not free: it is shown, and can be renewed or taken."""
+        """A claim past its lease is not free: it is shown, and can be renewed or taken over."""
         key, held = await self.held(j, lease_ms=50)
         await self.pass_ms(100)
         must(await j.sweep() == 0, "an in-flight claim is not swept when its lease ends")
@@ -447,14 +447,14 @@ class ClaimRules(Harness):
         must(await j.renew(key, held.version, TTL_MS), "a holder that was only slow keeps it")
 
     async def rule_lease_longer_than_ttl(self, j: Journal) -> None:
-        """A claim is not forgotten while somebody holds its lease, however short its TTL."""
+        """A claim is not forgotten while its lease is held, however short its TTL."""
         key, held = await self.held(j, ttl_ms=1, lease_ms=TTL_MS)
         await self.pass_ms(50)
         await j.sweep()
         must(existing(await j.begin(self.request(key, "call-2"))).current.version == held.version, "it is still held")
 
     async def rule_final_state_sets_the_ttl(self, j: Journal) -> None:
-        """Once settled, a record lives as long as its outcome says; then it is as if it never was."""
+        """Once settled, a record lives as long as its outcome specifies; then it is as if it had never existed."""
         for settlement in (done(ttl_ms=SHORT_MS), failed(ttl_ms=SHORT_MS)):
             key, held = await self.held(j, name=settlement.state)
             await j.settle(key, held.version, settlement)
@@ -467,13 +467,13 @@ class ClaimRules(Harness):
             claimed(await j.begin(self.request(self.key(state), "call-2")))
 
     async def rule_a_claim_in_flight_does_not_expire(self, j: Journal) -> None:
-        """Past its whole life a claim in flight is shown, and can be settled, renewed or taken, as within it.
+        """Past its TTL a claim in flight is still shown, and can be settled, renewed or taken over as before.
 
-        A life ends by a clock, and clocks are set forward. If that made a claim free, a call that goes on would be made
-        a second time. So the lease alone says what a claim in flight is worth, and who looks at it decides.
+        A TTL ends by a clock, and clocks are set forward. If that freed a claim, a call in progress would be made a
+        second time. So only the lease says what a claim in flight is worth, and whoever reads it decides.
         """
         keys = [self.key(name) for name in ("seen", "settled", "renewed", "taken")]
-        life_ms = 6 * SHORT_MS  # a store that forgets by itself keeps it as long again: time for all that follows
+        life_ms = 6 * SHORT_MS  # a store that expires keys itself keeps it twice as long: time for all that follows
         request = self.request(keys[0], ttl_ms=life_ms, lease_ms=1)
         seen, settled, renewed, taken = [claimed(await j.begin(request._replace(key=key))).version for key in keys]
         await self.pass_ms(life_ms + 50)
@@ -491,13 +491,13 @@ class ClaimRules(Harness):
         must((await j.counts(self.tenant)).get((request.template.tool, "stale")) == 1, "as one whose lease is over")
 
     async def rule_an_abandoned_claim_is_forgotten(self, j: Journal) -> None:
-        """A sweep gives a claim in flight its life once more, in case the clock was set forward; then it goes."""
+        """A sweep extends a claim in flight by its TTL once, in case the clock was set forward; then it is removed."""
         key, held = await self.held(j, ttl_ms=SHORT_MS, lease_ms=1)
         await self.pass_ms(SHORT_MS + 50)
         began = time.monotonic()
         must(await j.sweep() == 0, "the first sweep drops nothing")
         found = await j.read(key)
-        if time.monotonic() - began < SHORT_MS / 1000:  # else its second life may be over, too
+        if time.monotonic() - began < SHORT_MS / 1000:  # else its second TTL may be over, too
             must(existing(found).current.version == held.version, "it is still there")
         await self.pass_ms(SHORT_MS + 50)
         await j.sweep()
@@ -507,7 +507,7 @@ class ClaimRules(Harness):
         must(claimed(await j.begin(self.request(key, "call-2"))).version > held.version, "the intent is free")
 
     async def rule_an_abandoned_claim_leaves_its_history(self, j: Journal) -> None:
-        """When a claim in flight is forgotten, earlier executions of its intent live on."""
+        """When a claim in flight is forgotten, earlier executions of its intent survive."""
         key = self.key()
         first = await j.settle(key, claimed(await j.begin(self.request(key))).version, done()) or 0
         held = claimed(await j.take_over(self.request(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), first))
@@ -521,7 +521,7 @@ class ClaimRules(Harness):
         await self.finds(j, key, "call-1", first, "and the earlier one is still found")
 
     async def rule_an_expired_outcome_is_fenced(self, j: Journal) -> None:
-        """Past its life an unknown outcome can no longer be settled, swept or not."""
+        """Once expired, an unknown outcome can no longer be settled, whether swept or not."""
         key, held = await self.held(j)
         unknown = await j.settle(key, held.version, failed("outcome_unknown", ttl_ms=SHORT_MS)) or 0
         await self.pass_ms(SHORT_MS + 50)
@@ -529,14 +529,14 @@ class ClaimRules(Harness):
         must(await j.read(key) is None, "it is as if it never was")
 
     async def rule_take_of_what_is_gone_begins(self, j: Journal) -> None:
-        """Taking a record that was cleared or expired meanwhile is a plain claim."""
+        """Taking over a record that was cleared or has expired meanwhile is a plain claim."""
         key, held = await self.held(j)
         await j.clear(key)
         taken = claimed(await j.take_over(self.request(key, "call-2"), held.version))
         must(await j.settle(key, taken.version, done()) is not None, "and it is a real claim")
 
     async def rule_outcome_survives_to_the_byte(self, j: Journal) -> None:
-        """Payload, references, error and attempts come back as they were given."""
+        """Payload, references, error and attempts are returned unchanged."""
         payload = b'{"b":1.0,"a":[1e3,"\\u00e4\\ud83d\\ude00","\xc3\xa4"],"n":12345678901234567890,"t":" x  y "}'
         attempts = ((1, 2, "ETIMEDOUT", True), (3, 4, "", False))
         key, held = await self.held(j)
@@ -561,7 +561,7 @@ class ClaimRules(Harness):
         must(record.error == expected, "and the error")
 
     async def rule_large_payload(self, j: Journal) -> None:
-        """A megabyte is kept as well as a byte."""
+        """A megabyte is stored as well as a byte."""
         key = self.key()
         payload = b'"' + b"x" * 1_000_000 + b'"'
         held = claimed(await j.begin(self.request(key)))
@@ -575,7 +575,7 @@ def _lock(record: DedupeRecord) -> int:
 
 
 IN_A_ROW = 20
-"""Claims to win before a store may take it that the next one is new as well."""
+"""Number of new claims in a row after which a store may assume that the next one is new as well."""
 LONG_TTL_MS = 3_600_000
 UGLY = 'é "1"\\\n\u2028'
 PARAMS: dict[str, bytes | tuple[str, str]] = {
@@ -604,19 +604,19 @@ class RecordRules(Harness):
     """One method per rule."""
 
     async def rule_record_says_who_asked(self, j: Journal) -> None:
-        """Every field of the request is in the record, however its parameters came."""
+        """Every field of the request is in the record, in whatever form its parameters came."""
         await self._check_requests(j, "first")
         await self._warm(j)
         await self._check_requests(j, "warm")
 
     async def rule_record_says_how_it_ended(self, j: Journal) -> None:
-        """Every field of the settlement is in the record, and those of the request stay."""
+        """Every field of the settlement is in the record, and those of the request are kept."""
         await self._check_settlements(j, "first")
         await self._warm(j)
         await self._check_settlements(j, "warm")
 
     async def rule_events_are_in_order_after_many_claims(self, j: Journal) -> None:
-        """Claim and outcome are logged with their events, none of them, one or several, without a gap."""
+        """Claim and outcome are logged with their events (none, one or several) without a gap."""
         await self._warm(j)
         run, other, expected = self.key("run"), self.key("other"), []
         for n in range(IN_A_ROW):
@@ -634,7 +634,7 @@ class RecordRules(Harness):
         must(len(await j.events(other)) == IN_A_ROW, "events of a fenced settlement are written")
 
     async def rule_a_duplicate_after_many_claims_is_shown_the_record(self, j: Journal) -> None:
-        """A store that takes the next claim for a new one still sees that it is not."""
+        """A store that assumes the next claim is new still notices if it is not."""
         await self._warm(j)
         run = self.key("run")
         for n, settlement in enumerate((None, done(ttl_ms=LONG_TTL_MS), failed(ttl_ms=LONG_TTL_MS))):
@@ -650,7 +650,7 @@ class RecordRules(Harness):
         must("lost" not in [event.type for event in await j.events(run)], "who lost writes no events")
 
     async def rule_a_late_settlement_after_many_claims_is_fenced(self, j: Journal) -> None:
-        """Neither an earlier version nor an unknown key is settled, however it is written."""
+        """Neither an earlier version nor an unknown key can be settled, whatever code path writes it."""
         await self._warm(j)
         key = self.key()
         version = await self._win(j, self.request(key))
@@ -663,7 +663,7 @@ class RecordRules(Harness):
         must(bytes(current.payload) == b'"1"', "its outcome stays")  # type: ignore[arg-type]
 
     async def rule_owner_is_token_and_process(self, j: Journal) -> None:
-        """A caller that was interrupted finds its own token in the record, also after a takeover."""
+        """A caller that was interrupted finds its own token in the record, even after a takeover."""
         for n, token in enumerate(("token-1", "token-2")):
             request = self.request(self.key(), f"call-{n}", token=token, owner="worker-7")
             if n:
@@ -750,7 +750,7 @@ def _check_settlement(record: DedupeRecord, settlement: Settlement, what: str) -
 
 
 class AdminRules(Harness):
-    """One method per rule; each gets an open journal and a tenant of its own."""
+    """One method per rule; each gets an open journal and its own tenant."""
 
     async def rule_clear_forgets_record_and_history(self, j: Journal) -> None:
         """After clearing, nothing of the key is left."""
@@ -768,7 +768,7 @@ class AdminRules(Harness):
         must(await j.read(key, "call-1") is None, "and is gone")
 
     async def rule_earlier_executions_are_listed(self, j: Journal) -> None:
-        """Each execution that others have followed is listed once, whoever shares it, until it expires."""
+        """Each execution that later ones replaced is listed once, whoever shares it, until it expires."""
         keys = [self.key("one"), self.key("two")]
 
         async def followed(key: str, version: int, n: int, ttl_ms: int = TTL_MS) -> int:
@@ -793,7 +793,7 @@ class AdminRules(Harness):
         must(await j.earlier(tenant=self.tenant) == found, "expired ones are gone")
 
     async def rule_tenants_do_not_see_each_other(self, j: Journal) -> None:
-        """Listing and counting stay within a tenant."""
+        """Listing and counting never cross tenants."""
         claimed(await j.begin(self.request(self.key("mine"))))
         claimed(await j.begin(self.request(self.key("theirs"), tenant="other-" + self.name)))
         for tenant, name in ((self.tenant, "mine"), ("other-" + self.name, "theirs")):
@@ -831,7 +831,7 @@ class AdminRules(Harness):
         must(newest.key == current.key, "a new execution makes a claim the newest")
 
     async def rule_a_list_goes_on_whatever_happened(self, j: Journal) -> None:
-        """A claim that was cleared or replaced hides none that followed it, and a cursor tells of no other tenant."""
+        """A cleared or replaced claim hides none of those after it, and a cursor reveals nothing of other tenants."""
         keys = [*(await self._fill(j)).values()]
         theirs = self.key("theirs")
         claimed(await j.begin(self.request(theirs, tenant="other-" + self.name)))
@@ -862,7 +862,7 @@ class AdminRules(Harness):
         must(await behind(places[2], state="inflight") == left[2:], "of a state as well")
 
     async def rule_counts_by_tool_and_state(self, j: Journal) -> None:
-        """Live records by tool and state; in flight past the lease is stale, unknowns go by age, expired ones not."""
+        """Live records by tool and state: stale if past the lease, unknown ones split by age, expired ones left out."""
         for n, state in enumerate(("done", "done", "failed", "unknown", "inflight", "stale", "gone")):
             key, held = await self.held(j, lease_ms=50 if state == "stale" else TTL_MS, name=f"{n}")
             if state in ("done", "gone"):
@@ -880,7 +880,7 @@ class AdminRules(Harness):
                 must(found.get(expected) == 1 and "unknown" not in found, f"after {ms} ms: {found}")
 
     async def rule_a_cleared_claim_is_known_to_be_forgotten(self, j: Journal) -> None:
-        """Whoever has the outcome of a cleared claim learns that it was forgotten on purpose."""
+        """The holder of a cleared claim learns that it was forgotten on purpose."""
         request = self.request(self.key())
         held = claimed(await j.begin(request))
         await j.clear(request.key)
@@ -888,7 +888,7 @@ class AdminRules(Harness):
         must(await j.forgotten(request, held.version), "and the store knows why")
 
     async def rule_a_claim_in_flight_shows_its_arguments(self, j: Journal) -> None:
-        """Whoever has to settle a claim whose worker is lost sees what it was about; a settlement takes its place."""
+        """Whoever must settle the claim of a lost worker sees its arguments; a settlement replaces them."""
         text = '{"order":"1042","note":"\\n\u00e9\U0001f600"}'
         for name, shown in (("shown", text), ("hidden", "")):
             request = self.request(self.key(name), shown=shown)
@@ -908,7 +908,7 @@ class AdminRules(Harness):
         must(existing(await j.read(request.key)).current.arguments == "after", "whoever takes over shows his own")
 
     async def rule_a_call_keeps_its_first_mark(self, j: Journal) -> None:
-        """Whoever marks a call first ties it for the time of a result; a mark is no claim and no record."""
+        """The first to mark a call binds it for the TTL of a result; a mark is neither a claim nor a record."""
         call, other, most = self.key("call"), self.key("other"), 2**63 - 1
         first, second, third = (self.request(self.key(name), name, pin=(call, 7)) for name in ("one", "two", "three"))
         held = claimed(await j.begin(first))
@@ -934,7 +934,7 @@ class AdminRules(Harness):
         must(await j.sweep() == 0, "sweeping counts records only")
 
     async def rule_sweep_drops_only_what_expired(self, j: Journal) -> None:
-        """Sweeping removes expired records and their history, and nothing that lives."""
+        """Sweeping removes expired records and their history, and nothing live."""
         live, dead = self.key("live"), self.key("dead")
         claimed(await j.begin(self.request(live, lease_ms=50)))
         held = claimed(await j.begin(self.request(dead)))
@@ -965,7 +965,7 @@ Act = Callable[[str, int], Awaitable[object]]
 
 
 class WaitRules(Harness):
-    """One method per rule; nobody is woken by chance: patience is far longer than any pause in here."""
+    """One method per rule; nobody wakes up by timeout: it is far longer than any pause in here."""
 
     async def rule_wait_returns_at_once_if_nothing_to_wait_for(self, j: Journal) -> None:
         """No record, another version, or a settled record: there is nothing to wait for."""
@@ -978,7 +978,7 @@ class WaitRules(Harness):
         await self._returns_soon(j, key, settled)
 
     async def rule_wait_times_out(self, j: Journal) -> None:
-        """A waiter is given back its time, and may wait again."""
+        """A waiter returns after its timeout, and may wait again."""
         held = claimed(await j.begin(self.request(self.key())))
         for _ in range(2):
             started = time.monotonic()
@@ -986,19 +986,19 @@ class WaitRules(Harness):
             must(time.monotonic() - started >= 0.04, "it waited")
 
     async def rule_settle_wakes_all_waiters(self, j: Journal) -> None:
-        """Everybody who waits learns of the outcome."""
+        """Every waiter learns of the outcome."""
         await self._woken_by(j, lambda key, version: j.settle(key, version, done()))
 
     async def rule_take_wakes_all_waiters(self, j: Journal) -> None:
-        """Everybody who waits learns that the claim changed hands."""
+        """Every waiter learns that the claim changed hands."""
         await self._woken_by(j, lambda key, version: j.take_over(self.request(key, "call-2"), version))
 
     async def rule_clear_wakes_all_waiters(self, j: Journal) -> None:
-        """Everybody who waits learns that the claim is gone."""
+        """Every waiter learns that the claim is gone."""
         await self._woken_by(j, lambda key, version: j.clear(key))
 
     async def rule_a_waiter_that_leaves_concerns_nobody_else(self, j: Journal) -> None:
-        """One waiter gives up (or is cancelled); the others are woken as if it had never been there."""
+        """If one waiter gives up (or is cancelled), the others are woken as if it had never been there."""
         key, held = await self.held(j)
 
         async def leave(journal: Journal) -> float:
@@ -1020,7 +1020,7 @@ class WaitRules(Harness):
         must(max(waited[2:]) < PATIENCE_S / 2, "the others were woken")
 
     async def rule_one_waiter_takes_over(self, j: Journal) -> None:
-        """When the leader fails, exactly one of those who waited goes on."""
+        """When the leader fails, exactly one waiter takes over."""
         key, held = await self.held(j)
 
         async def follow(journal: Journal, n: int) -> bool:
@@ -1040,7 +1040,7 @@ class WaitRules(Harness):
         must(sum(took) == 1, f"exactly one waiter takes over, not {sum(took)}")
 
     async def rule_waiters_of_both_faces(self, j: Journal) -> None:
-        """A thread that waits is woken by a task, and a task by a thread, through journals of one store."""
+        """A waiting thread is woken by a task, and a waiting task by a thread, through journals of one store."""
         import asyncio
         import threading
 
@@ -1104,7 +1104,7 @@ class LogRules(Harness):
     """One method per rule."""
 
     async def rule_events_come_with_the_claim(self, j: Journal) -> None:
-        """A claim's events are written with it: by the winner only, by the settler always, in order."""
+        """A claim's events are written with it: the loser's never, the settler's always, in order."""
         key, run = self.key(), self.key("run")
         held = claimed(await j.begin(self.request(key), self.rows(run, "call.started")))
         existing(await j.begin(self.request(key, "call-2"), self.rows(run, "lost")))
@@ -1115,7 +1115,7 @@ class LogRules(Harness):
         must([event.seq for event in events] == [0, 1, 2], "numbered from 0 without a gap")
 
     async def rule_event_comes_back_as_written(self, j: Journal) -> None:
-        """Place, links, payload and metadata of an event are kept."""
+        """Place, links, payload and metadata of an event are preserved."""
         run = self.key("run")
         place = b'"lane":"0/1","index":7,"call":"c","parent":"p"'
         body = b'{%b,"payload":{"a":[1.5,null,"\xc3\xa4"]},"meta":{"ms":3},"v":1}' % place
@@ -1126,7 +1126,7 @@ class LogRules(Harness):
         must(event.payload == {"a": [1.5, None, "ä"]} and event.meta == {"ms": 3}, "its content")
 
     async def rule_append_is_gap_free(self, j: Journal) -> None:
-        """Many writers of one run: every number once, each writer's rows together and in order."""
+        """Many writers to one run: every number once, each writer's rows together and in order."""
         run = self.key("run")
 
         def writer(name: int) -> Step[dict[int, str]]:
@@ -1147,7 +1147,7 @@ class LogRules(Harness):
             must(mine == [f"{name}.{n}.{part}" for n in range(EACH) for part in "ab"], "each writer's order is kept")
 
     async def rule_event_ranges(self, j: Journal) -> None:
-        """Events are read by range, in order, at most as many as asked for."""
+        """Events are read by range, in order, at most as many as requested."""
         run = self.key("run")
         must(await j.append(run, self.rows(run, *map(str, range(10)))) == 0, "the first number")
         must(await j.append(run, self.rows(run, *map(str, range(10, 20)))) == 10, "the next one")
@@ -1163,7 +1163,7 @@ class LogRules(Harness):
         must(await j.events(self.key("no-such-run")) == [], "no such run")
 
     async def rule_runs_do_not_mix(self, j: Journal) -> None:
-        """Two runs written at once keep their own events and numbers."""
+        """Two runs written concurrently keep their own events and numbers."""
         runs = [self.key(f"run-{n}") for n in range(4)]
 
         def writer(run: str) -> Step[int]:
@@ -1215,7 +1215,7 @@ class LogRules(Harness):
         must(await ids(prefix="9") == [], "nothing fits")
 
     async def rule_a_list_of_runs_goes_on_whatever_happened(self, j: Journal) -> None:
-        """A run that was deleted hides none that followed it, and a cursor tells of no other tenant."""
+        """A deleted run hides none of those after it, and a cursor reveals nothing about other tenants."""
         names = [self.key(f"{n}-run") for n in range(5)]
         for n, run in enumerate(names):
             await j.open_run(self.manifest(run, started_at_ms=1_000 + n // 2))
@@ -1235,7 +1235,7 @@ class LogRules(Harness):
         must(await behind(1_003, names[0]) == [names[4], names[3], names[1]], "and what follows, follows")
 
     async def rule_deleting_a_run(self, j: Journal) -> None:
-        """Manifest and events go together; others stay."""
+        """Manifest and events are deleted together; other runs stay."""
         run, other = self.key("run"), self.key("run2")
         for name in (run, other):
             await j.open_run(self.manifest(name))
@@ -1247,7 +1247,7 @@ class LogRules(Harness):
         must(await j.append(run, self.rows(run, "a")) == 0, "the name can be used anew")
 
     async def rule_newer_formats_are_refused(self, j: Journal) -> None:
-        """What a newer release wrote into the log is not guessed at."""
+        """Log entries from a newer release are refused, not guessed at."""
         run = self.key("run")
         await j.open_run(self.manifest(run, v=99))
         await j.append(run, [Row(run, "call.started", 1, b'{"lane":"0","v":99,"novelty":true}')])
@@ -1259,7 +1259,7 @@ class LogRules(Harness):
             must(False, f"{read.__name__} should refuse a newer format")
 
     async def rule_breakers_keep_the_newest_epoch(self, j: Journal) -> None:
-        """State is kept by tenant; an older epoch never replaces a newer one, an equal one may."""
+        """State is stored per tenant; an older epoch never replaces a newer one, an equal one may."""
         key = self.key("breaker")
         await j.save_breaker(self.tenant, BreakerRow(key, "OPEN", 3, 99, "tripped", 1, "a"))
         await j.save_breaker(self.tenant, BreakerRow(key, "CLOSED", 2, 0, "stale", 2, "b"))
@@ -1271,7 +1271,7 @@ class LogRules(Harness):
         must(await j.load_breakers("other-" + self.name) == [], "another tenant has none")
 
     async def rule_ping_says_what_it_is(self, j: Journal) -> None:
-        """Reaching the store gives its kind and whether it keeps what it was told."""
+        """A ping returns the store's kind and whether it is durable."""
         answer = await j.ping()
         must(answer["durable"] in (False, j.durable), "it knows whether it is durable, as its server is set up")
         must(self.store.url, "it has an address")
@@ -1284,7 +1284,7 @@ _clean: Any = multiprocessing.get_context("forkserver" if "forkserver" in _METHO
 
 
 class ProcessRules(Harness):
-    """One method per rule. The function that makes the store is pickled and called in each process."""
+    """One method per rule. The function that creates the store is pickled and called in each process."""
 
     async def process_rule_one_of_many_processes_begins(self, j: Journal) -> None:
         """Processes that race for the same keys: each key is claimed by exactly one."""
@@ -1292,14 +1292,14 @@ class ProcessRules(Harness):
         must(sorted(key for keys in won for key in keys) == list(range(KEYS)), f"each key once: {won}")
 
     async def process_rule_log_is_gap_free_across_processes(self, j: Journal) -> None:
-        """Processes that write one run: every number once."""
+        """Several processes write to one run: every number once."""
         self._race("append")
         events = await j.events(self.key("run"), limit=10 * PROCESSES * KEYS)
         must([event.seq for event in events] == list(range(PROCESSES * KEYS)), "no gap, nothing twice")
         must(len({event.type for event in events}) == PROCESSES * KEYS, "nothing lost")
 
     async def process_rule_killed_between_claim_and_settle(self, j: Journal) -> None:
-        """A claim whose process died stays claimed, is seen past its lease, and goes to exactly one successor."""
+        """A claim whose process died stays claimed, is shown past its lease, and goes to exactly one successor."""
         here, there = _clean.Pipe()
         child = _clean.Process(target=_claim_and_hang, args=(self, there), daemon=True)
         child.start()
@@ -1320,7 +1320,7 @@ class ProcessRules(Harness):
         must(await j.settle(key, version, done()) is None, "the dead one's version is fenced")
 
     async def process_rule_settle_in_another_process_wakes(self, j: Journal) -> None:
-        """A waiter learns of a settlement in another process long before its own patience ends."""
+        """A waiter learns of a settlement in another process long before its timeout."""
         import time
 
         here, there = _clean.Pipe()
@@ -1342,7 +1342,7 @@ class ProcessRules(Harness):
         ]
         for child, (_, there) in zip(children, pipes, strict=True):
             child.start()
-            there.close()  # so that the end of a process is the end of its pipe
+            there.close()  # so that the pipe ends with its process
         for here, _ in pipes:
             must(here.recv() == "ready", "a process did not start")
         for here, _ in pipes:
@@ -1385,7 +1385,7 @@ def _claim_and_hang(harness: ProcessRules, pipe: Connection) -> None:
         rows = harness.rows(harness.key("run"), "call.started")
         held = claimed(await journal.begin(harness.request(harness.key(), lease_ms=TTL_MS), rows))
         pipe.send(held.version)
-        pipe.recv()  # for ever
+        pipe.recv()  # forever
 
     _run(harness.face, claim)
 
@@ -1422,7 +1422,7 @@ FACES: tuple[Face, ...] = ("sync", "async")
 class JournalConformance(ClaimRules, RecordRules, AdminRules, WaitRules, LogRules, ProcessRules):
     """A store under test in one face.
 
-    *make* gives the store; for rules across processes it must be picklable and reach the same data each time.
+    *make* creates the store; for rules across processes it must be picklable and reach the same data each time.
     *advance* moves the store's clock by milliseconds; without it the suite really waits (less than a second per rule).
     *make_newer* changes the stored record of a key to a format of the future, as a newer release would write it.
     """
@@ -1447,7 +1447,7 @@ class JournalConformance(ClaimRules, RecordRules, AdminRules, WaitRules, LogRule
         return names + ["newer_records_are_refused"] * newer_records
 
     def check(self, rule: str) -> None:
-        """Run one rule to its end; raises ``AssertionError`` if the store breaks it."""
+        """Run one rule; raises ``AssertionError`` if the store breaks it."""
         if self.face == "sync":
             drive(self._run(rule))
         else:

@@ -44,7 +44,7 @@ def _explore(chosen: argparse.Namespace) -> int:
 
 
 def _one(seed: int, bug: str, without: frozenset[str]) -> int:
-    """Print one simulation; a broken one as small as it gets, with the command that shows it again."""
+    """Print one simulation; a broken one is shrunk first, with the command that reproduces it."""
     simulation = simulate(seed, bug, without)
     if simulation.broken and not without:
         simulation, without = shrink(simulation, bug)

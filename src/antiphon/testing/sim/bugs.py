@@ -25,7 +25,7 @@ from antiphon.testing.sim.world import Nap
 
 
 class Bug(NamedTuple):
-    """A mistake somebody could make, the invariants that may notice it, and the attributes that it replaces."""
+    """A mistake that somebody could make, the invariants that may detect it, and the attributes that it replaces."""
 
     what: str
     invariants: tuple[str, ...]
@@ -33,7 +33,7 @@ class Bug(NamedTuple):
 
     @contextmanager
     def plant(self) -> Iterator[None]:
-        """Make the mistake for a while."""
+        """Plant the bug temporarily."""
         with ExitStack() as stack:
             for change in self.changes:
                 stack.enter_context(patch.object(*change))

@@ -1,8 +1,8 @@
-"""A virtual disk under the real SQLite store: writes that fail, end early or find no room, and an fsync that fails.
+"""A virtual disk under the real SQLite store: writes that fail, are cut short or find no space, and failing fsyncs.
 
-SQLite reaches its files through a table of functions (its VFS). Here that table is copied, and ``xWrite`` and ``xSync``
-ask the disk first. Everything above is the production code and SQLite itself. Where Python was built with a SQLite
-that exports nothing (a static build), there is no such disk, and the simulator uses SQLite without faults.
+SQLite accesses its files through a table of functions (its VFS). Here that table is copied, and ``xWrite`` and
+``xSync`` ask the disk first. Everything above is the production code and SQLite itself. If Python was built with an
+SQLite that exports no symbols (a static build), there is no such disk, and the simulator uses SQLite without faults.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAULTS: tuple[DiskFault, ...] = ("write fails", "short write", "disk full", "fsy
 _FULL, _IOERR_WRITE, _IOERR_FSYNC = 13, 778, 1034
 _SYNC_SLOT, _WRITE_SLOT, _OPEN_SLOT = 4, 2, 0
 _METHODS = 18
-"""Functions of a file, as of the third version of the table."""
+"""Functions of a file in version 3 of the table."""
 
 _Open = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 _Write = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
@@ -51,11 +51,11 @@ class Disk:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.fails: Callable[[str], DiskFault | None] = lambda step: None
-        """Asked with ``write`` or ``fsync``; what goes wrong with it."""
+        """Called with ``write`` or ``fsync``; returns the fault, if any."""
 
     @contextmanager
     def failing(self, fails: Callable[[str], DiskFault | None]) -> Iterator[None]:
-        """For a while."""
+        """Use other faults temporarily."""
         before, self.fails = self.fails, fails
         try:
             yield
@@ -64,7 +64,7 @@ class Disk:
 
 
 class _Shim:
-    """Our table of functions, and the one below it."""
+    """Our table of functions, and the original one below it."""
 
     def __init__(self, library: Any, disk: Disk) -> None:
         library.sqlite3_vfs_find.restype = ctypes.c_void_p
@@ -83,7 +83,7 @@ class _Shim:
         self._vfs.functions[_OPEN_SLOT] = ctypes.cast(self._open, ctypes.c_void_p).value
 
     def use(self, yes: bool) -> None:
-        """Whether connections that are opened from now on go through it."""
+        """Whether connections opened from now on go through it."""
         self._register(ctypes.addressof(self._vfs) if yes else self._base, 1)
 
     def _opened(self, vfs: int, name: int | None, file: int, flags: int, out: int | None) -> int:
@@ -110,7 +110,7 @@ class _Shim:
             return _FULL if fault == "disk full" else _IOERR_WRITE
 
         def sync(file: int, flags: int) -> int:
-            """Nothing is really flushed: no power is cut here."""
+            """Nothing is really flushed: there is no power failure here."""
             return 0 if self._disk.fails("fsync") is None else _IOERR_FSYNC
 
         kept = (_Write(write), _Sync(sync))
@@ -143,7 +143,7 @@ def _shim() -> _Shim | None:
 
 @contextmanager
 def virtual_disk() -> Iterator[Disk]:
-    """SQLite files that are opened here below the disk's folder lie on the virtual disk."""
+    """SQLite files that are opened inside the context below the disk's folder are on the virtual disk."""
     shim = _shim() if sqlite3.sqlite_version_info >= (3, 37) else None
     if shim is None:
         yield the_disk()

@@ -22,24 +22,24 @@ from antiphon.testing.sim.world import TIME_WIDTH, Dead, Nap, Task, World, block
 
 
 class Simulation(NamedTuple):
-    """What one seed led to."""
+    """The result of one seed."""
 
     seed: int
     broken: str
-    """The invariant that was broken and how, or ``""``."""
+    """The broken invariant and how it was broken, or ``""``."""
     steps: int
     seen: Counter[str]
     trace: list[str]
 
     @property
     def schedule(self) -> int:
-        """A hash of what happened in which order, without the times: two seeds of one schedule count once."""
+        """A hash of the order of events, without times: two seeds with the same schedule count once."""
         order = "\n".join(line[TIME_WIDTH:] for line in self.trace)
         return int.from_bytes(blake2b(order.encode(), digest_size=8).digest(), "big")
 
 
 class Explored(NamedTuple):
-    """What many seeds led to."""
+    """The result of many seeds."""
 
     seeds: int
     steps: int
@@ -99,10 +99,10 @@ class _Simulator:
         return Simulation(plan.seed, self.invariants.broken, world.steps, seen, trace)
 
     def _plan(self, name: str, at: float, what: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """What is left out takes its turn, too: the chance of all others stays the same."""
+        """Parts left out still take their turn in the queue, so that all other random draws stay the same."""
         self.world.start(name, _nothing() if name in self.plan.without else what(), after=at)
 
-    # -- what befalls workers ------------------------------------------------------------------------------------
+    # -- faults of workers ---------------------------------------------------------------------------------------
 
     async def _pause(self, worker: int, seconds: float) -> None:
         if not self.workers[worker].dead:
@@ -110,7 +110,7 @@ class _Simulator:
             self.workers[worker].pause(seconds)
 
     async def _kill(self, worker: int) -> None:
-        """A killed worker is replaced by a new one that knows nothing."""
+        """A killed worker is replaced by a new one without any state."""
         self.invariants.seen["kills"] += 1
         killed = self.workers[worker]
         killed.kill()
@@ -155,7 +155,7 @@ class _Simulator:
         return answer
 
     async def _call_inside(self, worker: Worker, intent: str) -> None:
-        """A tool calls another one; whatever comes of that, it goes on."""
+        """A tool calls another one, and continues whatever the result."""
         self._inside += 1
         self.invariants.seen["calls by tools"] += 1
         outer = asking.get()
@@ -167,7 +167,7 @@ class _Simulator:
             asking.set(outer)
 
     async def _once_more(self) -> None:
-        """When all is quiet, every call identity is delivered once again."""
+        """Once all faults are over, every call identity is delivered once more."""
         kept = [call for n, call in enumerate(self.plan.deliveries) if f"call{n}" not in self.plan.without]
         last = {call.identity: call for call in kept if call.named}
         for number, delivery in enumerate(last.values()):
@@ -213,14 +213,14 @@ def _generators_just_go() -> Iterator[None]:
 
 
 def simulate(seed: int, bug: str = "", without: frozenset[str] = frozenset()) -> Simulation:
-    """The simulation of one seed, with a planted bug if one is named. *without*: parts of it that are left out."""
+    """The simulation of one seed, with the planted bug that is named, if any. *without*: parts to leave out."""
     with _one_process_for_many(bug):
         return _Simulator(seed, without).simulate()
 
 
 @contextmanager
 def _one_process_for_many(bug: str = "") -> Iterator[None]:
-    """What belongs to a process belongs to a simulated one here, and a bug may be planted."""
+    """Per-process state belongs to a simulated process here; a bug may be planted."""
     with (
         patch.object(plans, "owner_token", _owner_token),
         patch.object(breakers, "owner_token", _owner_token),
@@ -234,7 +234,7 @@ def _one_process_for_many(bug: str = "") -> Iterator[None]:
 
 
 def shrink(simulation: Simulation, bug: str = "") -> tuple[Simulation, frozenset[str]]:
-    """The smallest schedule found that breaks the same invariant, and what it leaves out."""
+    """The smallest schedule found that breaks the same invariant, and the parts it leaves out."""
     invariant, without = simulation.broken.partition(":")[0], frozenset[str]()
     parts = Plan(simulation.seed).parts()
     smaller = True
@@ -250,7 +250,7 @@ def shrink(simulation: Simulation, bug: str = "") -> tuple[Simulation, frozenset
 
 
 def explore(seeds: Iterable[int], bug: str = "", *, stop_at: int = 0) -> Explored:
-    """Many simulations. *stop_at*: enough broken invariants (0: never)."""
+    """Many simulations. *stop_at*: stop after this many broken invariants (0: never)."""
     count = steps = 0
     seen: Counter[str] = Counter()
     broken: list[Simulation] = []

@@ -20,15 +20,15 @@
 | an end         | every call of a living worker is answered, or passes its cancellation on, and leaves no claim  |
 |                | in flight and no lease behind                                                                  |
 
-A worker has no way to know when it was paused after the store had confirmed its claim and before it entered the tool:
-no client can look and act in one step. That is what the fence is for that a tool can hand to its sink. Before it tries
-again, it can look again. A worker that looks after its lease has run out knows as little: who saw that it had run out
+A worker has no way to know if it was paused after the store had confirmed its claim and before it entered the tool: no
+client can check and act in one step. For this, a tool can pass its fence to its sink. Before a retry, a worker can
+check again. A worker that checks after its lease has run out knows as little: another one that saw the lease run out
 may be about to take over, and a renewal does not stop that.
 
-Calls have no claim that binds anybody while the layer is off or in shadow, while keys are not derived, with
+Calls have no binding claim while the layer is off or in shadow, while keys are not derived, with
 ``dedupeMode: disabled``, or unprotected because the store cannot be reached (reads only). For them *intent*, *alone*,
 *switches* and *an end* hold, and none of them repeats an attempt whose effect is open. *One dispatch* between calls,
-*honest records*, *fencing* and *identity* do not apply: nobody knows of them, and they know of nobody.
+*honest records*, *fencing* and *identity* do not apply: they and other calls do not know of each other.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ if TYPE_CHECKING:
     from antiphon.testing.sim.world import World
 
 Mode = Literal["on", "off", "shadow", "no keys"]
-"""What the switches of a worker make of its calls."""
+"""The effect of a worker's switches on its calls."""
 
 
 @dataclass(eq=False)
 class Asked:
-    """One call of one worker: what the store and the tool know of it."""
+    """One call of one worker: what the store and the tool know about it."""
 
     number: int
     identity: str
-    """What makes redeliveries; unique for a call that cannot be redelivered."""
+    """Equal for redeliveries; unique for a call that cannot be redelivered."""
     intent: str
     worker: Worker
     at: float
@@ -77,40 +77,40 @@ class Asked:
     until: float = inf
     """Its deadline."""
     request: Any = None
-    """What the store was asked for a claim with: the guarded call itself."""
+    """The claim request to the store: the guarded call itself."""
     cut_off: bool = False
-    """A request to the store, or its answer, got lost."""
+    """A request to the store, or its answer, was lost."""
     unbound: bool = False
     """It was dispatched without a claim."""
     dispatches: list[int] = field(default_factory=list)
 
     @property
     def fence(self) -> int:
-        """The claim it knows it holds; 0: none."""
+        """The version of the claim that it knows it holds; 0: none."""
         return 0 if self.request is None else int(self.request.version)
 
     @cached_property
     def modes(self) -> frozenset[Mode]:
-        """The modes of its worker from the start of the call to its first claim or dispatch: one of them binds it."""
+        """The modes of its worker from the start of the call to its first claim or dispatch: it follows one of them."""
         return self.worker.modes_since(self.at)
 
 
 asking: ContextVar[Asked | None] = ContextVar("antiphon_sim_asking", default=None)
-"""The call that is made in this context."""
+"""The current call of this context."""
 
 
 class Answered(NamedTuple):
-    """What the caller got, whichever way it asked."""
+    """What the caller got, through whichever entry point."""
 
     code: str
-    """Of the failure; empty for a success."""
+    """The error code; empty for a success."""
     value: Any = None
     from_cache: bool = False
     metadata: dict[str, Any] = {}
 
 
 def answer_of(result: Any) -> Answered:
-    """An envelope, a denial, what an adapter was given, or what a decorated function returned."""
+    """An envelope, a denial, what an adapter was given, or the return value of a decorated function."""
     if isinstance(result, ToolDenied):
         return Answered(result.code)
     if isinstance(result, Given):
@@ -124,21 +124,21 @@ def answer_of(result: Any) -> Answered:
 
 
 def first_of(value: Any) -> Any:
-    """Every chunk of a stream says the same."""
+    """Every chunk of a stream has the same content."""
     return value[0] if isinstance(value, list) else value
 
 
 def failure_of(error: Exception) -> Answered:
-    """What a decorated function raised."""
+    """The exception of a decorated function."""
     return Answered(getattr(error, "code", type(error).__name__))
 
 
 LEFT = "left"
-"""What a reader has who left a stream."""
+"""The result of a reader that left a stream."""
 _OPEN_ENDS = ("ETIMEDOUT", "http_503")
 _SHADOW = "shadow."
 _NOT_ANSWERS = ("store_unavailable", "deadline_exceeded", "denied", LEFT)
-"""Codes that say nothing of the call itself."""
+"""Codes that say nothing about the call itself."""
 
 
 @dataclass(eq=False)
@@ -154,19 +154,19 @@ class Dispatch:
     ended: float | None = None
     ok: bool = False
     effect: bool = False
-    """Something changed in the world."""
+    """It changed something in the outside world."""
     no_effect: bool = False
     closed: bool = False
-    """A record says what became of it."""
+    """A record has its outcome."""
     closed_at: float = inf
     unknown_at: float = inf
-    """Since then a record says that nobody knows."""
+    """Since then a record says that its outcome is unknown."""
     denied: bool = False
-    """A record says that it was not made."""
+    """A record says that it was not dispatched."""
 
 
 def _leaves_open(settlement: Settlement, code: str) -> bool:
-    """Whether a record says that nobody knows what became of its call."""
+    """Whether a record says that the outcome of its call is unknown."""
     failed = settlement.state == "failed" and code != UNKNOWN_CODE
     return settlement.dispatched and settlement.state != "done" and not failed
 
@@ -181,7 +181,7 @@ class Claim(NamedTuple):
 
 
 class Invariants:
-    """Watches a simulation; the first invariant that is broken ends it."""
+    """Watches a simulation; the first broken invariant ends it."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
@@ -190,33 +190,33 @@ class Invariants:
         self.broken: str = ""
         self.seen: Counter[str] = Counter()
         self._dispatches: dict[str, list[Dispatch]] = {}
-        """By intent: those with a claim that binds."""
+        """By intent: those with a binding claim."""
         self._by_call: dict[int, list[Dispatch]] = {}
         self._claims: dict[tuple[str, int], Claim] = {}
         self._current: dict[str, int] = {}
         self._shadows: set[int] = set()
         """Fences of claims that bind nobody."""
         self._fences: dict[int, int] = {}
-        """The fence behind every later version of a record."""
+        """Every later version of a record -> its fence."""
         self._unknown: dict[int, float] = {}
-        """Since when the record of a fence says that nobody knows."""
+        """Fence -> since when its record says that the outcome is unknown."""
         self._over: set[int] = set()
-        """Fences whose records say what became of them."""
+        """Fences whose records have an outcome."""
         self._verified: dict[int, float] = {}
-        """When the store last said that a fence holds its claim."""
+        """When the store last confirmed that a fence holds its claim."""
         self._lapsed: set[int] = set()
-        """Fences whose lease had run out when it did."""
+        """Fences whose lease had run out by then."""
         self._answers: dict[str, tuple[float, Any]] = {}
-        """By identity: when it was first answered for good, and with what."""
+        """By identity: when it received its first final answer, and which."""
         self._first_asked: dict[str, float] = {}
         self._half_open: dict[str, float] = {}
         self._intents: dict[str, str] = {}
         """By key."""
         self._forgotten: set[str] = set()
-        """Intents of which the store lost a write that it had confirmed."""
+        """Intents for which the store lost a confirmed write."""
 
     def lost_writes(self, keys: set[str]) -> None:
-        """The store forgot the last writes on these keys: of their intents little can be promised."""
+        """The store forgot the last writes to these keys: little can be promised for their intents."""
         self._forgotten |= {self._intents[key] for key in keys if key in self._intents}
         for held in [held for held in self._claims if held[0] in keys]:
             self._claims.pop(held)
@@ -253,17 +253,17 @@ class Invariants:
             self._check_switches(asked, "shadow" if shadow else "on", "was claimed")
 
     def _is_well(self, held: Claim) -> bool:
-        """Whether nothing kept the holder of a claim from renewing its lease."""
+        """Whether nothing prevented the holder of a claim from renewing its lease."""
         return held.worker.healthy_since(held.since) and self.world.now < held.until
 
     def renewed(self, version: int) -> None:
-        """The store said that a claim is still held."""
+        """The store confirmed that a claim is still held."""
         ran_out = self.world.now >= self._verified.get(version, self.world.now) + LEASE_S
         (self._lapsed.add if ran_out else self._lapsed.discard)(version)
         self._verified[version] = self.world.now
 
     def settled(self, key: str, version: int, settlement: Settlement, worker: Worker, became: int) -> None:
-        """The store took the end of a claim, or what an unknown one turned out to be."""
+        """The store accepted a settlement, or the true outcome of an unknown call."""
         code = "" if settlement.error is None else settlement.error[0]
         fence = self._fences[became] = self._fences.get(version, version)
         self.world.say(f"{worker.name}: settles fence {fence} as {settlement.state} {code}")
@@ -286,7 +286,7 @@ class Invariants:
                 self.breaks("fencing", f"the record of fence {found.current.fence} holds a result of {kept['fence']}")
 
     def _judge_record(self, dispatch: Dispatch, settlement: Settlement, code: str, read_back: bool) -> None:
-        answered_no = code == "http_400" and not dispatch.effect  # it ran, and says that nothing happened
+        answered_no = code == "http_400" and not dispatch.effect  # it ran, and reports that nothing happened
         surely = not dispatch.effect if read_back else dispatch.no_effect or answered_no
         failed = settlement.state == "failed" and code != UNKNOWN_CODE
         if settlement.state == "cancelled" and not settlement.dispatched and not surely:
@@ -300,19 +300,19 @@ class Invariants:
             self._close(dispatch)
 
     def took_effect(self, dispatch: Dispatch) -> None:
-        """Something changed in the world."""
+        """The dispatch took effect."""
         dispatch.effect = True
         if dispatch.denied:
             self.breaks("honest records", f"act({dispatch.intent}) took effect, but is recorded as not made")
 
     def happened(self, fence: int) -> bool | None:
-        """What a perfect read-back would say of the call that held *fence*; ``None`` while it may still happen."""
+        """What a perfect read-back would say about the call that held *fence*; ``None`` while it may still happen."""
         found = self._of_fence(fence)
         if any(dispatch.effect for dispatch in found):
             return True
         if any(dispatch.ended is None and not dispatch.worker.dead for dispatch in found):
             return None
-        for dispatch in found:  # whoever is told so may act on it: a record that others have followed cannot be settled
+        for dispatch in found:  # whoever reads it may act on it: a replaced record cannot be settled
             self._close(dispatch)
         return False
 
@@ -347,12 +347,12 @@ class Invariants:
         return dispatch
 
     def _tried_blindly(self, own: list[Dispatch], fence: int, asked: Asked) -> bool:
-        """Whether a call tries again without having looked, although it could, whether the claim is still its own."""
+        """Whether a retry did not check first, although it could, that the claim is still its own."""
         ended = max((other.ended for other in own if other.ended is not None), default=None)
         return ended is not None and self._verified[fence] < ended and not asked.cut_off
 
     def _check_switches(self, asked: Asked, seems: str, what: str) -> None:
-        """Whether a mode that the call may have found explains what is done with it."""
+        """Check that a mode which the call may have seen explains what was done."""
         allowed = {"on": "on", "off": "off", "shadow": "shadow", "no keys": "off"}
         explained = {allowed[mode] for mode in asked.modes}
         if "no keys" in asked.modes and self.plan.is_keyed(asked.identity):
@@ -360,25 +360,25 @@ class Invariants:
         if "on" in asked.modes and (not asked.claims or (asked.cut_off and self.plan.spec.effect == "read")):
             explained.add("off")
         if "shadow" in asked.modes:
-            explained.add("off")  # another holds the shadow claim, or the store cannot be reached
+            explained.add("off")  # another call holds the shadow claim, or the store cannot be reached
         if seems not in explained:
             modes = ", ".join(sorted(asked.modes))
             self.breaks("switches", f"{asked.identity} {what} as if {seems}, while the layer was: {modes}")
 
     def _compare(self, dispatch: Dispatch, worker: Worker, *, tried_blindly: bool) -> None:
-        """Look at the earlier dispatches of the same intent."""
+        """Check against earlier dispatches of the same intent."""
         intent, fence = dispatch.intent, dispatch.fence
         earlier = self._dispatches.setdefault(intent, [])
         looked = worker.healthy_since(self._verified[fence]) and fence not in self._lapsed
         knew = tried_blindly or looked
-        dispatch.unknown_at = self._unknown.get(fence, inf)  # others gave up on it: its record says so already
+        dispatch.unknown_at = self._unknown.get(fence, inf)  # others gave up on it: its record already says so
         if fence in self._over:
             self._late(knew, intent, "fencing", f"fence {fence} was dispatched after its record was settled")
             self._close(dispatch)
         for other in earlier:
             if other.fence > fence:
                 self._late(knew, intent, "fencing", f"fence {fence} was dispatched after {other.fence}")
-                self._close(dispatch)  # its record is over, and says nothing of it
+                self._close(dispatch)  # its record is settled without knowing of it
             if self.plan.idempotent:
                 continue
             if other.fence == fence and not other.no_effect:
@@ -395,7 +395,7 @@ class Invariants:
         return over
 
     def _late(self, knew: bool, intent: str, invariant: str, text: str) -> None:
-        """A worker that went away right after the store confirmed its claim cannot know; a sink can, by the fence."""
+        """A worker that was paused right after the store confirmed its claim cannot know; a sink can, by the fence."""
         if intent in self._forgotten:
             self.seen[f"after a lost write, not promised: {invariant}"] += 1
         elif knew:
@@ -421,14 +421,14 @@ class Invariants:
         self._first_asked.setdefault(asked.identity, asked.at)
 
     def _check_shared(self, asked: Asked, answer: Answered) -> None:
-        """Whether the caller could have waited for what it is given."""
+        """Check that the caller could have waited for what it was given."""
         if answer.code or self.plan.idempotent or not answer.value["number"]:
             return
         since, number = self._first_asked[asked.identity], answer.value["number"]
         for dispatch in self._dispatches.get(asked.intent, ()):
             if dispatch.number != number or dispatch.closed_at >= since:
                 continue
-            if asked.intent in self._forgotten:  # its end was lost and written anew: it was in flight once more
+            if asked.intent in self._forgotten:  # its settlement was lost and written again: it was in flight once more
                 self.seen["after a lost write, not promised: no call vanishes"] += 1
             else:
                 self.breaks("no call vanishes", f"{asked.identity} was given dispatch {number}, which was over before")
@@ -454,7 +454,7 @@ class Invariants:
         if asked.untold and not asked.worker.healthy_since(asked.at):
             uncertain = True  # a decorated function returns no metadata
         if asked.cut_off and (asked.untold or metadata.get("reused") or metadata.get("reconciled")):
-            uncertain = True  # the store may not have learned that this caller shared an answer, or could not say no
+            uncertain = True  # the store may not have learned that this caller shared an answer, or could not refuse
         if first is not None and first[1] != value and (first[0] <= asked.at or not uncertain):
             self.breaks("identity", f"{identity} was answered {first[1]}, and another delivery of it {value}")
         if first is None and not uncertain:

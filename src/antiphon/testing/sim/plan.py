@@ -1,4 +1,4 @@
-"""What a seed stands for: calls, tools, changes of the configuration, and what goes wrong."""
+"""The meaning of a seed: calls, tools, changes of the configuration, and faults."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from antiphon.decide.claim import ReuseRule
 from antiphon.testing.sim.disk import FAULTS, DiskFault
 
 Kind = Literal["claims", "crowd", "interrupts", "retries", "breaker"]
-"""Calls of all sorts; many at once; most of them cancelled; failures and long pauses; a failing dependency."""
+"""Calls of all kinds; many at once; most of them cancelled; failures and long pauses; a failing dependency."""
 Ends = Literal["fine", "refused", "answer 400", "answer 503", "lost"]
 Way = Literal["execute", "turn", "function", "once", "adapter", "stream"]
 Store = Literal["any", "sqlite", "redis", "postgres"]
 """The memory store behind a network that does what any network may do; the real SQLite store on a virtual disk; a Redis
-that fails over; a PostgreSQL whose connections are cut while it goes on with what it was sent."""
+that fails over; a PostgreSQL whose connections are cut while it continues with what it was sent.
+"""
 LEASE_MS = 3_000
 LEASE_S = LEASE_MS / 1000
 QUIET_S = 50.0
-"""After this nothing goes wrong any more, and every call identity is delivered once again."""
+"""After this there are no more faults, and every call identity is delivered once more."""
 CALM_S = 40.0
-"""After this every worker has its first configuration again."""
+"""After this every worker has its initial configuration again."""
 TOOL = "act"
 ADAPTED, STREAMED = "adapted", "streamed"
 """A tool that a framework's adapter guards, and one that answers in chunks."""
 INSIDE = ".inside"
-"""Of the intent of a call that a tool makes."""
+"""Suffix of the intent of a call made by a tool."""
 SHORT_LIFE_S = 8.0
 
 
 class AttemptPlan(NamedTuple):
-    """How one attempt goes: seconds before and after the moment of its effect, and how it ends."""
+    """The course of one attempt: seconds before and after its effect, and how it ends."""
 
     before: float
     after: float
@@ -56,7 +57,7 @@ class Delivery(NamedTuple):
     deadline_s: float | None = None
     tool: str = TOOL
     leaves: bool = False
-    """Whether the reader of a stream goes away after its first chunk."""
+    """Whether the reader of a stream leaves after its first chunk."""
 
     @property
     def untold(self) -> bool:
@@ -65,13 +66,13 @@ class Delivery(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """The store is away: it refuses, or it is frozen and takes what it was sent when it goes on, or it is slow."""
+    """The store is unavailable: it refuses, it is frozen and processes its backlog when it continues, or it is slow."""
 
     at: float
     seconds: float
     frozen: bool
     slow_s: float = 0.0
-    """So long every step takes."""
+    """How long every step takes."""
 
 
 class Failover(NamedTuple):
@@ -91,7 +92,7 @@ class BadDisk(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A live change of one worker's configuration, or a hook or listener that is added."""
+    """A live change of one worker's configuration, or an added hook or listener."""
 
     at: float
     worker: int
@@ -100,7 +101,7 @@ class Change(NamedTuple):
 
 
 def _policies(kind: Kind) -> tuple[BreakerPolicy, ...]:
-    """What the breaker can be changed to; the first is the one a worker starts with."""
+    """The breaker policies that a change chooses from; a worker starts with the first one."""
     if kind != "breaker":
         never = BreakerPolicy(consecutive=1_000, min_calls=1_000)
         return never, BreakerPolicy(consecutive=1_000, min_calls=1_000, cooldown_ms=1_000)
@@ -110,22 +111,22 @@ def _policies(kind: Kind) -> tuple[BreakerPolicy, ...]:
 
 _OFFSETS_S = ((0.0, 0.01, 0.5, 4.0, 15.0), (0.05, 0.3))
 _LONG_EVERY = 5
-"""Of so many schedules of a kind one is long."""
+"""One in so many schedules of a kind is long."""
 _KINDS: tuple[Kind, ...] = ("claims", "crowd", "retries", "interrupts", "claims", "crowd", "retries", "breaker")
 
 
 class Plan:
-    """Everything that was decided before the simulation begins; what is decided on the way comes from the same seed."""
+    """Everything decided before the simulation begins; later decisions are drawn from the same seed."""
 
     def __init__(self, seed: int, without: frozenset[str] = frozenset()) -> None:
         random = self._random = Random(seed * 2 + 1)
         more = self._more = Random(seed * 2 + 1_000_000_007)
         self.seed = seed
         self.without = without
-        """What a smaller schedule leaves out (:meth:`parts`)."""
+        """Parts that a smaller schedule leaves out (:meth:`parts`)."""
         self.kind: Kind = _KINDS[seed % len(_KINDS)]
         self.short: bool = seed // len(_KINDS) % _LONG_EVERY != 0
-        """Most schedules are: few calls find most of what can be found, in a third of the time."""
+        """True for most schedules: few calls find most of what can be found, in a third of the time."""
         most = 2 if self.kind == "breaker" else 3 if self.short else 4
         self.workers: int = random.randint(1 if self.kind == "breaker" else 2, most)
         self.threads: list[bool] = [random.random() < 0.3 for _ in range(self.workers)]
@@ -133,21 +134,21 @@ class Plan:
         self.idempotent: bool = self.kind == "breaker" or random.random() < 0.5
         self.reconciles: bool = not self.idempotent and random.random() < 0.6
         self.wants_context: bool = random.random() < 0.5
-        """Whether the tool has a parameter for its context; one without takes the shortest way through the driver."""
+        """Whether the tool has a parameter for its context; without one the driver takes its shortest path."""
         self.on_threads: bool = random.random() < 0.2
-        """Whether the tool is synchronous for asynchronous gateways, too."""
+        """Whether asynchronous gateways also get a synchronous tool."""
         self.retry_base_ms = 1_000 if self.kind == "retries" else 50
         self.ends: float = QUIET_S + 80.0
-        """Then nobody renews a lease any more: an attempt that begins last is over by then, and the one around it."""
+        """When renewals stop: the last attempt and the one around it have ended by then."""
         self.loss: float = random.choice((0.0, 0.0, 0.02, 0.1))
         self.outages: list[Outage] = [
             Outage(random.uniform(0, 20), random.choice((0.3, 2.0, LEASE_S, 6.0)), random.random() < 0.5)
             for _ in range(random.choice((0, 0, 0, 0, 1, 2)))
         ]
         self.cancels = random.choice(("waits", "drops", "goes on"))
-        """What a cancellation does to a store step under way."""
+        """The effect of a cancellation on a store step in progress."""
         self.same_host: bool = random.random() < 0.3
-        """Whether a worker can see that another one is dead."""
+        """Whether a worker can detect that another one is dead."""
         self.policies: tuple[BreakerPolicy, ...] = _policies(self.kind)
         self.close_after: int = self.policies[0].close_after
         self.store: Store = more.choices(("any", "sqlite", "redis", "postgres"), weights=(12, 1, 4, 2))[0]
@@ -155,7 +156,7 @@ class Plan:
         self.bad_disks: list[BadDisk] = []
         self._store_faults()
         self.reenters: bool = more.random() < 0.2
-        """Whether tools call another tool now and then."""
+        """Whether tools occasionally call another tool."""
         self.life_s: float = SHORT_LIFE_S if self.kind != "breaker" and more.random() < 0.15 else 3_600.0
         """How long the outcome of a call without a key of its own is kept."""
         reads = self.idempotent and random.random() < 0.3
@@ -193,7 +194,7 @@ class Plan:
             self.reenters = False
 
     def _store_faults(self) -> None:
-        """What befalls this kind of store, besides what befalls any."""
+        """Faults specific to this kind of store."""
         more = self._more
         if self.store == "sqlite":  # no network
             self.cancels, self.loss, self.outages, self.same_host = "waits", 0.0, [], True
@@ -217,12 +218,12 @@ class Plan:
 
     @cached_property
     def tools(self) -> set[str]:
-        """Those that are called."""
+        """The tools that are called."""
         return {TOOL, *(delivery.tool for delivery in self.deliveries)}
 
     @cached_property
     def streamed(self) -> set[str]:
-        """The intents of calls that answer in chunks."""
+        """The intents of calls to the streaming tool."""
         return {delivery.intent for delivery in self.deliveries if delivery.tool == STREAMED}
 
     @cached_property
@@ -273,14 +274,14 @@ class Plan:
         return calls
 
     def _way_of(self, intent: str) -> tuple[str, bool]:
-        """The tool of an intent, and whether its calls name what they are about."""
+        """The tool of an intent, and whether its calls pass a key."""
         tool = self._more.choices((TOOL, ADAPTED, STREAMED), weights=(7, 1, 2))[0]
         if tool == TOOL and self._more.random() < 0.12:
             self.named_keys[intent] = f"about-{intent}"
         return tool, intent in self.named_keys
 
     def _another_way(self, call: Delivery, tool: str) -> Delivery:
-        """The call as it is made of that tool, or for a key."""
+        """The call as it is made for that tool, or with a key."""
         if tool == ADAPTED:
             return call._replace(tool=tool, way="adapter", mode="enforced", deadline_s=None)
         if tool == STREAMED:
@@ -333,7 +334,7 @@ class Plan:
     # -- changes -------------------------------------------------------------------------------------------------
 
     def _change(self, at: float) -> list[Change]:
-        """A change, and what takes it back."""
+        """A change, and the one that reverts it."""
         random = self._random
         worker, until = random.randrange(self.workers), at + random.choice((0.05, 0.5, 6.0)) * random.random()
         what, value, back = random.choice(
@@ -357,10 +358,10 @@ class Plan:
             changes.append(Change(until, worker, what, back))
         return changes
 
-    # -- on the way ----------------------------------------------------------------------------------------------
+    # -- during the simulation -----------------------------------------------------------------------------------
 
     def attempt(self, now: float) -> AttemptPlan:
-        """How the next attempt goes; long ones outlive several leases."""
+        """The course of the next attempt; long ones outlive several leases."""
         random = self._random
         if now > QUIET_S:
             return AttemptPlan(0.01, 0.01, "fine")
@@ -373,23 +374,23 @@ class Plan:
         return AttemptPlan(length * random.random(), length * random.random(), ends)
 
     def calls_inside(self, what: str) -> bool:
-        """Whether the tool calls another one now."""
+        """Whether the tool calls another one this time."""
         return self.reenters and not what.endswith(INSIDE) and self._more.random() < 0.4
 
     def fails_late(self) -> bool:
-        """Whether a stream that fails has sent a chunk before."""
+        """Whether a failing stream sends a chunk first."""
         return self._more.random() < 0.5
 
     def identity(self, delivery: Delivery, number: int) -> str:
-        """What redeliveries of this call have in common; a call without an id is one of its own."""
+        """The identity shared by redeliveries of this call; a call without an id has its own."""
         if delivery.key is not None:
             return delivery.key
         return delivery.identity if delivery.named else f"call {number}"
 
     def envelope(self, delivery: Delivery, number: int, now_ms: int) -> dict[str, Any]:
-        """The call as it goes over the wire."""
+        """The call in its wire form."""
         payload: dict[str, Any] = {"version": "1.0", "params": {"what": delivery.intent}}
-        if delivery.key is not None and number % 2:  # else a hook gives it
+        if delivery.key is not None and number % 2:  # else a hook supplies it
             payload["idempotencyKey"] = delivery.key
         control: dict[str, Any] = {}
         if delivery.deadline_s is not None:

@@ -1,7 +1,7 @@
-"""The store as one worker sees it: a real one behind a network that delays and loses, or on a disk that fails.
+"""The store as one worker sees it: a real one behind a network that delays and loses messages, or on a failing disk.
 
-Redis and PostgreSQL are modelled by the memory store, which keeps the same rules (``antiphon.testing``'s conformance
-rules hold for all of them), and by what their networks, clients and replicas do. SQLite is SQLite.
+Redis and PostgreSQL are modelled by the memory store, which obeys the same rules (``antiphon.testing``'s conformance
+rules hold for all of them), plus the behaviour of their networks, clients and replicas. SQLite is SQLite.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _LOOK_S = 2.0
 _TOLD_S = 0.1
-"""So long it takes at most until those who wait for a record hear of it."""
+"""The longest delay until waiters learn that a record has changed."""
 _LOSS_UNTIL_S = 25.0
 _JOURNEY_S = (0.0001, 0.02)
 _PATIENCE_S = 1.0
-"""So long a client waits for a store that does not answer."""
+"""How long a client waits for a store that does not answer."""
 
 
 class _Ticking(VirtualClock):
-    """A millisecond for every look: SQLite numbers claims by the clock, and laws tell them apart by their numbers."""
+    """Advances a millisecond per reading: SQLite numbers claims by the clock, and laws tell them apart by number."""
 
     _last = 0
 
@@ -48,7 +48,7 @@ class _Ticking(VirtualClock):
 
 
 class _Replica:
-    """What a replica of the memory store has got so far."""
+    """What a replica of the memory store has received so far."""
 
     def __init__(self, inner: Any) -> None:
         copies = {id(node): copy(node) for node in inner._nodes.values()}
@@ -67,23 +67,23 @@ class _Replica:
         self.breakers = {tenant: dict(rows) for tenant, rows in inner._breakers.items()}
 
     def seen(self) -> dict[str, Any]:
-        """By key: what can be told apart."""
+        """By key: everything observable."""
         found: dict[str, Any] = {}
         for node in self.nodes.values():
             found.setdefault(node.key, set()).add((node.serial, node.found_by, node.version, node.state))
         return found
 
     def promote(self, inner: Any) -> set[str]:
-        """Become the store; the keys whose last writes are lost."""
+        """Become the store; returns the keys whose last writes are lost."""
         before, mine = _Replica(inner).seen(), self.seen()
         inner._nodes, inner._current, inner._history = self.nodes, self.current, self.history
         inner._unknown, inner._pins, inner._breakers = self.unknown, self.pins, self.breakers
-        inner._soonest = 0.0  # look at every node again
+        inner._soonest = 0.0  # check every node again
         return {key for key in before.keys() | mine.keys() if before.get(key) != mine.get(key)}
 
 
 class Shared:
-    """What all workers see: one store on the world's clock, and the invariants that watch it."""
+    """Shared by all workers: one store on the world's clock, and the invariants that watch it."""
 
     def __init__(self, world: World, invariants: Invariants, plan: Plan) -> None:
         self.world = world
@@ -94,7 +94,7 @@ class Shared:
         self.lost_requests = self.lost_answers = 0
         self.lost_keys: set[str] = set()
         self.call_inside: Callable[[Worker, str], Awaitable[None]]
-        """How a tool calls another one."""
+        """Makes a tool's call of another tool."""
         self._disk: Disk | None = None
         self._bells: dict[str, Bell] = {}
 
@@ -118,7 +118,7 @@ class Shared:
                 for left in disk.folder.glob("sim.db*"):
                     left.unlink(missing_ok=True)
 
-    # -- what befalls it -----------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------
 
     async def fail_over(self, lag: float) -> None:
         """A replica that is *lag* seconds behind takes over."""
@@ -135,11 +135,11 @@ class Shared:
             self.moved(key)
 
     def bell(self, key: str) -> Bell:
-        """For those who wait for a record."""
+        """The bell of those who wait for a record."""
         return self._bells.setdefault(key, [])
 
     def moved(self, key: str) -> None:
-        """Tell them that it moved on."""
+        """Tell them that it has changed."""
         if bell := self._bells.get(key):
             self.world.ring(bell, _TOLD_S)
 
@@ -162,11 +162,11 @@ class Shared:
         return self.world.now < _LOSS_UNTIL_S and self.world.random.random() < self.plan.loss
 
     def outage(self) -> Outage | None:
-        """The one that is under way."""
+        """The current one."""
         now = self.world.now
         return next((o for o in self.plan.outages if o.at <= now < o.at + o.seconds), None)
 
-    # The steps as they are; a planted bug replaces one of them.
+    # The unmodified steps; a planted bug replaces one of them.
 
     async def begin(self, request: ClaimRequest, events: Sequence[Row]) -> Begun:
         return self.inner.begin(request, events)
@@ -185,11 +185,11 @@ class Shared:
 
 
 class SimJournal:
-    """One worker's way to the store. Every step can be late, and its request or its answer can get lost.
+    """One worker's connection to the store. Every step can be late, and its request or its answer can be lost.
 
-    What a cancellation does to a step under way depends on the store, so seeds choose (``Plan.cancels``): SQLite
-    finishes it first (``waits``); of others nobody knows whether the request has arrived (``drops``), or it arrives
-    after the caller has seen the cancellation (``goes on``: PostgreSQL).
+    What a cancellation does to a step in progress depends on the store, so seeds choose (``Plan.cancels``): SQLite
+    finishes it first (``waits``); for others either nobody knows whether the request has arrived (``drops``), or it
+    arrives after the caller has seen the cancellation (``goes on``: PostgreSQL).
     """
 
     durable = True
@@ -198,10 +198,10 @@ class SimJournal:
         self._shared = shared
         self._worker = worker
         self._at_once = at_once
-        """For the renewer, which is driven in one go."""
+        """For the renewer, which is driven without suspending."""
 
     async def _step(self, name: str, run: Callable[[], Awaitable[T] | T], *, back: bool = True) -> T:
-        """*back*: whether the answer takes its time, too."""
+        """*back*: whether the answer takes time as well."""
         shared, worker = self._shared, self._worker
         if worker.dead:
             raise Dead
@@ -235,7 +235,7 @@ class SimJournal:
         return answer
 
     async def _slowly(self, name: str, run: Callable[[], Any], seconds: float) -> None:
-        """A slow store takes the request; the client gives up before, or gets its answer late."""
+        """A slow store accepts the request; the client times out first, or gets its answer late."""
         shared, worker = self._shared, self._worker
         shared.invariants.seen["slow store steps"] += 1
         worker.disturbed()
@@ -251,7 +251,7 @@ class SimJournal:
         raise StoreUnavailable(f"{name} took too long")
 
     async def _without_store(self, name: str, run: Callable[[], Any], outage: Outage) -> None:
-        """A frozen store may be back in time; otherwise the client gives up, and its request arrives without it."""
+        """A frozen store may be back in time; otherwise the client gives up, and its request arrives after it has."""
         shared, worker = self._shared, self._worker
         left = outage.at + outage.seconds - shared.world.now
         if outage.frozen and left < _PATIENCE_S and not self._at_once:
@@ -270,7 +270,7 @@ class SimJournal:
         """The request arrives later."""
         await Nap(after + self._shared.world.random.uniform(0.0, 0.2), deaf=True)
         if after:
-            self._worker.disturbed()  # a claim that is given now has nobody who knows of it
+            self._worker.disturbed()  # nobody knows of a claim that is granted now
         await either(run())
 
     async def _travel(self) -> None:
@@ -328,7 +328,7 @@ class SimJournal:
             self._shared.invariants.settled(key, version, settlement, self._worker, found.current.version)
 
     def _look(self, key: str, identity: str) -> Existing | None:
-        """What the store has by now."""
+        """The current record in the store."""
         disk = self._shared._disk
         with nullcontext() if disk is None else disk.failing(lambda step: None):
             return self._shared.inner.read(key, identity)
@@ -370,7 +370,7 @@ class SimJournal:
         return await self._step("read", lambda: self._shared.read(key, identity))
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
-        """Until the record moved on; looked at now and then, as a record may expire."""
+        """Until the record has changed; polled occasionally, because a record may expire."""
         world = self._shared.world
         until = world.now + timeout_s
         while world.now < until:
@@ -395,7 +395,7 @@ class SimJournal:
 
 
 class SyncSimJournal:
-    """The same for the threads of a worker; where none runs, as in its renewer, steps take no time."""
+    """The same for a worker's threads; outside them, as in its renewer, steps take no time."""
 
     durable = True
 
@@ -411,7 +411,7 @@ class SyncSimJournal:
 
 
 class SimStore:
-    """What a worker's gateway is given as its store."""
+    """The store that is passed to a worker's gateway."""
 
     url = "sim://"
     in_process = False

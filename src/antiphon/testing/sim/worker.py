@@ -35,12 +35,12 @@ from antiphon.testing.sim.world import Bell, Dead, Nap, VirtualClock, World, blo
 _LOOK_S = 0.3
 _LONG_S = 100.0
 _RENEWS_S = LEASE_S * 0.3
-"""So long a renewer sleeps at most."""
+"""The longest sleep of a renewer."""
 _HOOK_LIMIT_MS = 9_000
 
 
 async def within(awaitable: Any, seconds: float) -> Any:
-    """Await with a time limit, as asyncio does: what takes longer is cancelled, and may tidy up first."""
+    """Await with a time limit, like asyncio: on timeout it is cancelled, and may clean up first."""
     steps = awaitable.__await__()
     world = _here().world
     left, late, cancelled = seconds, False, False
@@ -81,7 +81,7 @@ class _Job:
 
 
 class SimThreads(ThreadRunner):
-    """Tools on simulated threads. One that was given up runs on, and its late result is handed over."""
+    """Tools on simulated threads. An abandoned one runs on, and its late result is reported."""
 
     def __init__(self, cap: int, worker: Worker) -> None:
         super().__init__(cap)
@@ -127,13 +127,13 @@ class SimThreads(ThreadRunner):
             until = self._worker.world.now + _PATIENCE_S
             while not late.over.is_set() and self._worker.world.now < until:
                 block(Nap(_LOOK_S))
-            late.over.set()  # what it waits for itself is real time
+            late.over.set()  # what it waits for itself is in real time
             self._worker.invariants.seen["late results"] += 1
             late(job.value, job.error)
 
 
 class HttpError(Exception):
-    """An answer of the simulated dependency."""
+    """An error response of the simulated dependency."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -141,7 +141,7 @@ class HttpError(Exception):
 
 
 class Watching(Reporter):
-    """Tells the invariants about breakers."""
+    """Reports breaker transitions to the invariants."""
 
     def __init__(self, worker: Worker, invariants: Invariants) -> None:
         super().__init__()
@@ -153,14 +153,14 @@ class Watching(Reporter):
 
 
 class Silent:
-    """A listener that wants everything and does nothing."""
+    """A listener that receives everything and does nothing."""
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         return None
 
 
 class SimWorld(AsyncWorld):
-    """What a task reaches where no event loop runs: the two things that asyncio does for a driver."""
+    """A task's environment without an event loop: the two things that asyncio does for a driver."""
 
     worker: Worker
 
@@ -233,7 +233,7 @@ class Worker:
             self.gateway.before(self._give_key)
         self._turn = self.gateway.session("s", actor="a").turn()
 
-    # -- what befalls it -----------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------
 
     def disturbed(self) -> None:
         """Something happened that may cost it a lease."""
@@ -252,11 +252,11 @@ class Worker:
         return not self.dead and self.last_disturbance < moment
 
     def sees_dead(self, name: str) -> bool:
-        """Whether it is certain that another one is dead: only on the same host."""
+        """Whether another one is known to be dead: only on the same host."""
         return self.plan.same_host and self._fleet[name].dead
 
     def _wakes(self, leases: Leases) -> None:
-        """Start the renewer with the first lease, as the process's thread would be woken; it ends with the last."""
+        """Start the renewer with the first lease, as the process's thread would be woken; it ends with the last one."""
 
         def hold(call: Lease, every: float) -> None:
             Leases.hold(leases, call, every)
@@ -275,7 +275,7 @@ class Worker:
             self.world.start(f"{self.name}: renewer", self._renew(), self)
 
     async def _renew(self) -> None:
-        asking.set(None)  # what it asks is not asked by the call that woke it
+        asking.set(None)  # its store steps do not belong to the call that woke it
         due = _RENEWS_S
         while (self.leases._held or self.leases._unfinished) and self.world.now < self.plan.ends:
             await Nap(min(max(due, 0.05), _RENEWS_S))
@@ -300,7 +300,7 @@ class Worker:
                 self._configure()
 
     def calm_down(self) -> None:
-        """Back to the first configuration."""
+        """Restore the initial configuration."""
         if self._configuration:
             self._configuration.clear()
             self._configure()
@@ -347,7 +347,7 @@ class Worker:
     # -- what it does ----------------------------------------------------------------------------------------------
 
     async def ask(self, delivery: Delivery, number: int) -> Answered:
-        """One call, by one of the public ways in. In a synchronous gateway nothing of it is awaited."""
+        """One call, through one of the public entry points. In a synchronous gateway nothing is awaited."""
         gateway, arguments = self.gateway, {"what": delivery.intent}
         if delivery.way == "execute":
             wire = self.plan.envelope(delivery, number, self.clock.now_ms())
@@ -370,7 +370,7 @@ class Worker:
                 return failure_of(error)
 
     async def _ask_adapter(self, arguments: dict[str, Any], call_id: str | None, number: int) -> Answered:
-        """As the adapter of a framework does: it has a closure, and says where the call belongs."""
+        """Like the adapter of a framework: it has a closure, and names the place of the call."""
         spec, message = self._specs[ADAPTED], "m"
         place = Place("s", call_id, turn=message) if number % 2 else Place("s", call_id, message=message)
 
@@ -406,7 +406,7 @@ class Worker:
         return answer_of(chunks)
 
     async def act(self, what: str, fence: int | None) -> dict[str, Any]:
-        """The tool: it takes its time, has its effect somewhere on the way, and ends as the plan says."""
+        """The tool: it takes time, takes effect at some point, and ends as planned."""
         dispatch, attempt = self._dispatched(what, fence)
         try:
             await self._live(dispatch, attempt)
@@ -415,7 +415,7 @@ class Worker:
         return _said(dispatch)
 
     async def act_in_chunks(self, what: str, fence: int) -> AsyncIterator[dict[str, Any]]:
-        """The same with a chunk at the end, or with one in the middle as well."""
+        """The same with a chunk at the end, and perhaps one in the middle."""
         dispatch, attempt = self._dispatched(what, fence)
         try:
             if attempt.ends == "fine" or self.plan.fails_late():
@@ -457,7 +457,7 @@ class Worker:
         dispatch.ok = True
 
     def read_back(self, params: dict[str, Any], lost: CallContext) -> Any:
-        """The tool's ``reconcile``: what really became of the lost call."""
+        """The tool's ``reconcile``: what really happened to the lost call."""
         found = self.invariants.happened(lost.fence)
         self.world.say(f"{self.name}: act({params['what']}) fence {lost.fence} happened: {found}")
         self.invariants.seen["reconciled"] += 1
@@ -467,7 +467,7 @@ class Worker:
         return Happened([said] if params["what"] in self.plan.streamed else said)
 
 
-# -- the tools as gateways know them: they run where they are called ----------------------------------------------
+# -- the tools as registered: they run in the worker that calls them ----------------------------------------------
 
 
 async def _with_context(what: str, ctx: CallContext) -> Any:
@@ -487,7 +487,7 @@ def _plain_in_thread(what: str) -> Any:
 
 
 async def _chunks(what: str, ctx: CallContext) -> AsyncIterator[Any]:
-    """A tool that answers in chunks, of which each says the same."""
+    """A tool that answers in chunks with equal content."""
     async for chunk in _here().act_in_chunks(what, ctx.fence):
         yield chunk
 
@@ -511,7 +511,7 @@ def _here() -> Worker:
 
 
 def _tool_for(plan: Plan, threads: bool) -> Callable[..., Any]:
-    """With or without a context, synchronous or not."""
+    """With or without a context, synchronous or asynchronous."""
     if threads or plan.on_threads:
         return _with_context_in_thread if plan.wants_context else _plain_in_thread
     return _with_context if plan.wants_context else _plain
@@ -521,7 +521,7 @@ _known: dict[tuple[Any, ...], Tool] = {}
 
 
 def tool_of(function: Callable[..., Any], spec: ToolSpec, settings: Settings) -> Tool:
-    """A tool as a gateway makes it. What it finds out about a function is the same for all workers of all seeds."""
+    """A tool as a gateway creates it. Its inspection of a function is cached for all workers of all seeds."""
     asked = (function, spec.namespace, spec.name, spec.reconcile)
     found = _known.get(asked)
     if found is None:

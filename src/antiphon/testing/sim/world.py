@@ -1,6 +1,6 @@
-"""Virtual time, and a scheduler that decides by a seed who goes next.
+"""Virtual time, and a scheduler that picks the next task by seed.
 
-Coroutines suspend with :class:`Nap`. Synchronous code hands over to the scheduler with :func:`block`. Only one of them
+Coroutines suspend with :class:`Nap`. Synchronous code switches to the scheduler with :func:`block`. Only one of them
 runs at a time, so the same seed gives the same order.
 """
 
@@ -26,16 +26,16 @@ except ImportError:
 T = TypeVar("T")
 EPOCH_MS = 1_700_000_000_000
 TIME_WIDTH = 11
-"""Of the time at the beginning of a line of the trace."""
+"""Width of the time at the beginning of a trace line."""
 MAX_STEPS = 200_000
-"""A simulation that takes longer than this is an endless loop."""
+"""A simulation with more steps is an endless loop."""
 _LONG_S, _SOON_S = 100.0, 0.005
 here: ContextVar[Any] = ContextVar("antiphon_sim_here")
-"""The simulated process that runs."""
+"""The current simulated process."""
 
 
 class Dead(BaseException):
-    """A killed worker does nothing, not even tidy up."""
+    """A killed worker does nothing, not even clean-up."""
 
 
 class Nap:
@@ -52,7 +52,7 @@ class Nap:
 
 
 class Task:
-    """Something that runs from nap to nap, in a context of its own, on a worker (or nowhere in particular)."""
+    """Something that runs from nap to nap, in its own context, on a worker (or none)."""
 
     def __init__(self, name: str, place: Any) -> None:
         self.name = name
@@ -68,9 +68,9 @@ class Task:
         self.value: Any = None
         self.error: BaseException | None = None
         self.over: Bell = []
-        """Rings when it is."""
+        """Rings when it is over."""
         self.ticket = 0
-        """Of its place in the queue: an older one counts no more."""
+        """Its place in the queue: entries with an older ticket are ignored."""
 
     @property
     def wakes_for_cancellation(self) -> bool:
@@ -89,16 +89,16 @@ class Task:
         raise NotImplementedError
 
     def drop(self) -> None:
-        """Let go of a task that will never run again, as a kill does: nothing of it is tidied up."""
+        """Discard a task that will never run again, as a kill does: no clean-up runs."""
         raise NotImplementedError
 
 
 Bell = list[Task]
-"""Those who nap until something happens (:meth:`World.listen`)."""
+"""Tasks that nap until something happens (:meth:`World.listen`)."""
 
 
 class CoroutineTask(Task):
-    """A coroutine, as a task of an event loop runs it."""
+    """A coroutine, run like a task of an event loop."""
 
     def __init__(self, name: str, coroutine: Coroutine[Any, Any, Any], place: Any) -> None:
         super().__init__(name, place)
@@ -126,9 +126,9 @@ class CoroutineTask(Task):
 
 
 class ThreadTask(Task):
-    """A synchronous function, as a thread runs it; a cancellation is a KeyboardInterrupt.
+    """A synchronous function, run like a thread; a cancellation is a KeyboardInterrupt.
 
-    A greenlet carries it: a hand-over between real threads costs more than most of what they do in between.
+    It runs in a greenlet: switching between real threads costs more than most of what they do in between.
     """
 
     def __init__(self, name: str, function: Callable[[], Any], place: Any) -> None:
@@ -177,7 +177,7 @@ class ThreadTask(Task):
 
     def drop(self) -> None:
         self._dropped = True
-        if not self._greenlet:  # never began
+        if not self._greenlet:  # never started
             self.done = True
         while not self.done:
             self._go_on()
@@ -187,18 +187,18 @@ _running: ThreadTask | None = None
 
 
 def in_thread() -> bool:
-    """Whether a simulated thread runs."""
+    """Whether a simulated thread is running."""
     return _running is not None
 
 
 def block(nap: Nap) -> None:
-    """Suspend the simulated thread that runs."""
+    """Suspend the running simulated thread."""
     assert _running is not None, "only simulated threads can block"
     _running.nap(nap)
 
 
 def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end; its naps suspend the simulated thread."""
+    """Run a coroutine to completion; its naps suspend the simulated thread."""
     go_on: Callable[[], Any] = partial(coroutine.send, None)
     while True:
         try:
@@ -219,7 +219,7 @@ async def either(value: Awaitable[T] | T) -> T:
 
 
 class World:
-    """Clock, chance and the queue of what happens next."""
+    """Clock, randomness and the event queue."""
 
     def __init__(self, seed: int) -> None:
         self.random: Random = Random(seed)
@@ -251,13 +251,13 @@ class World:
         heapq.heappush(self._queue, (self.now + after, self.random.random(), self.steps, task))
 
     def cancel(self, task: Task) -> None:
-        """Interrupt a task where it naps, or as soon as it can be."""
+        """Interrupt a task while it naps, or as soon as possible."""
         task.cancelled = True
         if task.napping is not None and not task.napping.deaf:
             self._put(task, 0.0)
 
     async def listen(self, bell: Bell, seconds: float) -> None:
-        """Nap until the bell rings, and no longer than that."""
+        """Nap until the bell rings, but no longer than *seconds*."""
         task = self._running
         assert task is not None
         bell.append(task)
@@ -268,18 +268,18 @@ class World:
                 bell.remove(task)
 
     def ring(self, bell: Bell, longest: float) -> None:
-        """Wake those who listen, one after the other, within some seconds."""
+        """Wake the listeners one after another, within *longest* seconds."""
         for task in bell:
             self._put(task, self.random.uniform(0, longest))
         bell.clear()
 
     async def join(self, task: Task) -> None:
-        """Until a task is over."""
+        """Wait until a task is over."""
         while not task.done:
             await self.listen(task.over, _LONG_S)
 
     def run(self) -> None:
-        """Until nothing is left to do."""
+        """Run until the queue is empty."""
         while self._queue:
             moment, _, ticket, task = heapq.heappop(self._queue)
             if ticket != task.ticket:
@@ -305,11 +305,11 @@ class World:
                 self.ring(task.over, _SOON_S)
 
     def stop(self) -> None:
-        """End the simulation here."""
+        """Stop the simulation here."""
         self._stopped = True
 
     def close(self) -> None:
-        """Drop what was killed or is left: all workers are dead by now, so nothing can happen any more."""
+        """Drop what was killed or is left: all workers are dead by now, so nothing more can happen."""
         left = [*self._dropped, *(entry[3] for entry in self._queue)]
         for task in left:
             if task.place is not None:
