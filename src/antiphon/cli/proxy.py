@@ -93,7 +93,7 @@ def proxy(arguments: argparse.Namespace) -> int:
     try:
         import uvicorn
 
-        import antiphon.proxy.outward  # noqa: F401 - what every request needs
+        import antiphon.proxy.transport  # noqa: F401 - what every request needs
         from antiphon.host.http.app import leave_to_stay
         from antiphon.host.http.connections import ServerConfig
     except ImportError as error:

@@ -27,11 +27,11 @@ from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayMiss, S
 from antiphon.host.api_keys import KeyRing
 from antiphon.host.http.endpoint import host_name, is_loopback, is_of_other_site
 from antiphon.ops.app import Antiphon
-from antiphon.proxy.clients import Gone, Refused, Reply, Request, disconnected, ended_by
+from antiphon.proxy.clients import ClientDisconnected, Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
 from antiphon.proxy.mcp import McpGuard
 from antiphon.proxy.options import Breakers, ToolRules, deadline_of
-from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, run_name, told
-from antiphon.proxy.upstreams import Upstream, first, passed_on, readable
+from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin, run_name
+from antiphon.proxy.upstreams import Upstream, end_to_end_headers, headers_by_name, with_readable_encodings
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -75,7 +75,7 @@ class Proxy:
         self._app = app
         self._settings = settings
         self.runs: Runs = Runs(app, settings.mode, realtime=settings.realtime)
-        self._ways: dict[str, _Ways] = {}
+        self._transports: dict[str, _Transports] = {}
         self._keys: KeyRing | None = None
         policies = app.config.approvals.policies
         rules = ToolRules(settings.tools, window_s=settings.lost_answer_s, policies=policies)
@@ -101,9 +101,9 @@ class Proxy:
         """End all runs and let go of all connections."""
         await self._mcp.stop(self._settings.grace_s)
         self.ended += await self.runs.end_all()
-        for ways in self._ways.values():
+        for transports in self._transports.values():
             with contextlib.suppress(Exception):
-                await ways.plain.aclose()
+                await transports.plain.aclose()
 
     # -- a request -----------------------------------------------------------------------------------------------
 
@@ -111,13 +111,13 @@ class Proxy:
         answer = Reply(send)
         try:
             await self._route(scope, receive, answer)
-        except Gone:
+        except ClientDisconnected:
             return
         except Refused as refused:
             await answer.refuse(refused)
         except ReplayMiss as miss:
             if isinstance(answer.run, OpenRun):
-                answer.run.missed_one(miss)
+                answer.run.note_miss(miss)
             more = {"divergence": miss.data["divergence"]} if "divergence" in miss.data else {}
             await answer.refuse(Refused(422, "replay_miss", str(miss), **more))
         except StoreError as error:
@@ -134,7 +134,7 @@ class Proxy:
     async def _route(self, scope: Any, receive: Any, answer: Reply) -> None:
         if scope["method"] not in METHODS:  # CONNECT asks for a tunnel; what others mean is not known
             raise Refused(405, "method_not_allowed", f"The proxy passes on {', '.join(METHODS)}.")
-        named = first(scope["headers"])
+        named = headers_by_name(scope["headers"])
         if scope["raw_path"] == b"/healthz":  # a probe has no key
             await answer.json(200, {"status": "ok", "mode": self._settings.mode})
             return
@@ -148,7 +148,7 @@ class Proxy:
 
     async def _serve(self, request: Request, receive: Any, answer: Reply) -> None:
         """A request for an upstream: guarded, recorded, answered from a recording, or only passed on."""
-        mode, ways = self._settings.mode, self._ways_to(request.upstream)
+        mode, transports = self._settings.mode, self._transports_to(request.upstream)
         asked = self._mcp.guards(request) if request.upstream.mcp else None
         known = request.upstream.mcp or request.asks is not None
         run: OpenRun | None = None
@@ -160,19 +160,19 @@ class Proxy:
 
             async def send(after: str | None) -> Any:
                 outgoing = self.outgoing(request if after is None else _resuming(request, after))
-                ask = functools.partial(ways.raw.handle_async_request, outgoing)
-                return await self._breakers.around((request.upstream.name, ""), ask, _not_sent)
+                exchange = functools.partial(transports.raw.handle_async_request, outgoing)
+                return await self._breakers.guard((request.upstream.name, ""), exchange, _not_sent)
 
             await self._mcp.call(request, asked, send, None if run is None else run.scope, receive, answer)
         elif run is not None:
             if not request.upstream.mcp:
                 self.runs.check_cost(run, _model_of(request))
-            elif mode != "replay" and not _is_answered(request):
+            elif mode != "replay" and not _expects_answer(request):
                 answer.headers.append((b"antiphon-recorded", b"no"))
             run.scope.adopt()
-            await self._pass_on(request, ways.recording, receive, answer)
+            await self._forward(request, transports.recording, receive, answer)
         elif known:
-            await self._pass_on(request, ways.retrying, receive, answer)
+            await self._forward(request, transports.retrying, receive, answer)
         else:
             if mode == "replay":
                 what = f"{request.method} {request.path.decode('latin-1')}"
@@ -180,7 +180,7 @@ class Proxy:
             if mode != "live":
                 self._check_readable(request)
                 answer.headers.append((b"antiphon-recorded", b"no"))
-            await self._pass_on(request, ways.plain, receive, answer)
+            await self._forward(request, transports.plain, receive, answer)
 
     def _check_readable(self, request: Request) -> None:
         """Refuse what asks a model in a form that cannot be read, where the cost of runs is limited."""
@@ -256,7 +256,7 @@ class Proxy:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise ClientDisconnected
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size > most:
@@ -266,19 +266,25 @@ class Proxy:
 
     # -- the way out ---------------------------------------------------------------------------------------------
 
-    def _ways_to(self, upstream: Upstream) -> _Ways:
+    def _transports_to(self, upstream: Upstream) -> _Transports:
         """The transports to an upstream; a replay has none that leads anywhere."""
-        found = self._ways.get(upstream.name)
+        found = self._transports.get(upstream.name)
         if found is None:
-            from antiphon.proxy.outward import Outward
+            from antiphon.proxy.transport import UpstreamTransport
 
             settings = self._settings
             replays = settings.mode == "replay"
-            waits = {"connect_s": settings.connect_s, "read_s": settings.timeout_s}
-            raw: Any = _Nowhere() if replays else Outward(upstream.url, settings.max_connections, **waits)
-            plain = _Held(raw, upstream.name, self._breakers)
+            timeouts = {"connect_s": settings.connect_s, "read_s": settings.timeout_s}
+            raw: Any = (
+                _ReplayOnlyTransport()
+                if replays
+                else UpstreamTransport(upstream.url, settings.max_connections, **timeouts)
+            )
+            plain = _BreakerTransport(raw, upstream.name, self._breakers)
             again = retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
-            found = self._ways[upstream.name] = _Ways(raw, plain, again, async_transport(again, module="httpx"))
+            found = self._transports[upstream.name] = _Transports(
+                raw, plain, again, async_transport(again, module="httpx")
+            )
         return found
 
     def outgoing(self, request: Request) -> Any:
@@ -289,19 +295,19 @@ class Proxy:
         known: dict[str, Any] = {_mcp.KNOWN: request.upstream.mcp}
         if self._settings.breaker is not None and not request.upstream.mcp:
             known[_MODEL] = _model_of(request)
-        headers, body = readable(passed_on(request.headers)), httpx.ByteStream(request.body)
+        headers, body = with_readable_encodings(end_to_end_headers(request.headers)), httpx.ByteStream(request.body)
         outgoing = httpx.Request(request.method, url, headers=headers, stream=body, extensions=known)
         outgoing.read()  # it is in memory: it can be recorded, and sent again
         return outgoing
 
-    async def _pass_on(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
+    async def _forward(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
         """The same within the deadline of the client, if it has one."""
         if request.wait_s is None:
-            await self._pass_all(request, transport, receive, answer)
+            await self._stream(request, transport, receive, answer)
             return
         try:
             async with asyncio.timeout(request.wait_s):
-                await self._pass_all(request, transport, receive, answer)
+                await self._stream(request, transport, receive, answer)
         except TimeoutError:
             if answer.begun:
                 log.warning("the deadline of a client came amid the answer of %s", request.upstream.name)
@@ -309,32 +315,32 @@ class Proxy:
             text = f"The upstream {request.upstream.name} did not answer within {request.wait_s:g} s."
             raise Refused(504, "deadline_exceeded", text) from None
 
-    async def _pass_all(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
+    async def _stream(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
         """Send the request and give the response back as it comes; a client that leaves ends both."""
         import httpx
 
         outgoing = self.outgoing(request)
-        by = Told()
-        told.set(by)
-        gone = asyncio.get_running_loop().create_task(disconnected(receive))
+        origin = AnswerOrigin()
+        answer_origin.set(origin)
+        disconnect = asyncio.get_running_loop().create_task(wait_for_disconnect(receive))
         try:
-            async with ended_by(gone):
+            async with abort_on_disconnect(disconnect):
                 response = await transport.handle_async_request(outgoing)
-        except Gone:
-            gone.cancel()
+        except ClientDisconnected:
+            disconnect.cancel()
             raise
         except httpx.RequestError as error:
-            gone.cancel()
+            disconnect.cancel()
             status = 504 if isinstance(error, httpx.TimeoutException) else 502
             text = f"The upstream {request.upstream.name} gave no answer that can be read: {type(error).__name__}."
             raise Refused(status, "upstream_unreachable", text, retry=True) from None
         except BaseException:
-            gone.cancel()
+            disconnect.cancel()
             raise
-        answer.headers.append((b"antiphon-source", by.source.encode()))
+        answer.headers.append((b"antiphon-source", origin.source.encode()))
         try:
-            async with ended_by(gone):
-                headers = passed_on(response.headers.raw)
+            async with abort_on_disconnect(disconnect):
+                headers = end_to_end_headers(response.headers.raw)
                 if response.is_stream_consumed:  # read, and decoded, by the retries
                     headers = [(name, value) for name, value in headers if name != b"content-encoding"]
                     await answer.start(response.status_code, headers, {})
@@ -344,7 +350,7 @@ class Proxy:
                     async for chunk in response.stream:
                         await answer.chunk(chunk)
             await answer.finish()
-        except Gone:
+        except ClientDisconnected:
             await response.aclose()  # the log says that the reader left
             raise
         except httpx.RequestError as error:
@@ -353,12 +359,12 @@ class Proxy:
             log.warning("the recorded reader of %s left this stream here; this one reads on", request.upstream.name)
             raise
         finally:
-            gone.cancel()
+            disconnect.cancel()
             with contextlib.suppress(Exception):
                 await response.aclose()
 
 
-class _Ways(NamedTuple):
+class _Transports(NamedTuple):
     """How requests get to an upstream."""
 
     raw: Any
@@ -368,7 +374,7 @@ class _Ways(NamedTuple):
     recording: Any
 
 
-class _Held:
+class _BreakerTransport:
     """A transport behind the breaker of its upstream and of the model that is asked."""
 
     def __init__(self, inner: Any, upstream: str, breakers: Breakers) -> None:
@@ -376,7 +382,7 @@ class _Held:
 
     async def handle_async_request(self, request: Any) -> Any:
         place = (self._upstream, request.extensions.get(_MODEL, ""))
-        return await self._breakers.around(place, lambda: self._inner.handle_async_request(request), self._refused)
+        return await self._breakers.guard(place, lambda: self._inner.handle_async_request(request), self._refused)
 
     def _refused(self, refusal: Refusal) -> Exception:
         text = f"The upstream {self._upstream} failed too often; requests are held back for a while."
@@ -423,7 +429,7 @@ def _endpoint(method: str, path: bytes) -> _wire.Endpoint | None:
     return _wire.endpoint_of(method, unquote(path.decode("latin-1")))
 
 
-def _is_answered(request: Request) -> bool:
+def _expects_answer(request: Request) -> bool:
     """Whether a message to an MCP server is a request, and no notification, answer or stream beside them."""
     asked = _mcp.read_request(request.body) if request.method == "POST" else None
     return asked is not None and asked.id is not None
@@ -435,7 +441,7 @@ def _model_of(request: Request) -> str:
     return model if isinstance(model, str) else ""
 
 
-class _Nowhere:
+class _ReplayOnlyTransport:
     """The transport of a replay: what the recording does not answer is not sent anywhere."""
 
     async def handle_async_request(self, request: Any) -> Any:

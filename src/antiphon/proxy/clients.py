@@ -49,44 +49,46 @@ class Request(NamedTuple):
     """Seconds after which the client does not wait any longer, if it says so."""
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client has left."""
 
 
-async def disconnected(receive: Any) -> None:
+async def wait_for_disconnect(receive: Any) -> None:
     """Wait until the client leaves, or has its response."""
     await asyncio.sleep(0)  # what is under way goes first: the request to the upstream
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-class ended_by:  # noqa: N801 (used like a function)
+class abort_on_disconnect:  # noqa: N801 (used like a function)
     """Raises :class:`Gone` in this task as soon as *gone* is done."""
 
-    __slots__ = ("_gone", "_left", "_over", "_task")
+    __slots__ = ("_aborted", "_disconnect", "_over", "_task")
 
-    def __init__(self, gone: asyncio.Future[None]) -> None:
-        self._gone = gone
-        self._left = False
+    def __init__(self, disconnect: asyncio.Future[None]) -> None:
+        self._disconnect = disconnect
+        self._aborted = False
         self._over = False
 
-    def _leave(self, _: Any) -> None:
-        if not self._gone.cancelled() and not self._over:  # a callback of a future that is done cannot be taken back
-            self._left = True
+    def _abort(self, _: Any) -> None:
+        if (
+            not self._disconnect.cancelled() and not self._over
+        ):  # a callback of a future that is done cannot be taken back
+            self._aborted = True
             self._task.cancel()
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._gone.add_done_callback(self._leave)
+        self._disconnect.add_done_callback(self._abort)
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._over = True
-        self._gone.remove_done_callback(self._leave)
-        if self._left:
+        self._disconnect.remove_done_callback(self._abort)
+        if self._aborted:
             self._task.uncancel()
-            raise Gone from None
+            raise ClientDisconnected from None
 
 
 class Reply:

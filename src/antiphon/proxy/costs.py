@@ -34,11 +34,11 @@ class Estimates:
         self._charges: Charges = run.scope.gateway_state[CHARGES]
         self._charges.usage = self._usage
         self._chunks = run.scope.chunks
-        run.scope.chunks = self._listening
+        run.scope.chunks = self._teed
 
-    def _listening(self, site: Site) -> Any:
+    def _teed(self, site: Site) -> Any:
         chunks = self._chunks(site)
-        return _Heard(chunks, self._heard.setdefault(site.call, [])) if site.call in self._charges.asked else chunks
+        return _ChunkTee(chunks, self._heard.setdefault(site.call, [])) if site.call in self._charges.asked else chunks
 
     def _usage(self, call: str, began: dict[str, Any], ended: dict[str, Any], meta: dict[str, Any]) -> Any:
         heard = self._heard.pop(call, [])
@@ -56,7 +56,7 @@ class Estimates:
         return {"inputTokens": _tokens(began.get("providerRequest")), "outputTokens": _tokens(answer)}
 
 
-class _Heard:
+class _ChunkTee:
     """Takes the chunks of a stream, and keeps them."""
 
     def __init__(self, chunks: Any, heard: list[bytes]) -> None:

@@ -30,10 +30,10 @@ from antiphon.contract.spec import DidNotHappen, ToolSpec
 from antiphon.decide.lost import LostAnswers
 from antiphon.errors import AntiphonError, StoreError
 from antiphon.ops.app import Antiphon
-from antiphon.proxy.clients import Gone, Refused, Reply, Request, disconnected, ended_by
+from antiphon.proxy.clients import ClientDisconnected, Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
 from antiphon.proxy.options import ToolRule, ToolRules, first_of
-from antiphon.proxy.runs import Told, told
-from antiphon.proxy.upstreams import Headers, passed_on
+from antiphon.proxy.runs import AnswerOrigin, answer_origin
+from antiphon.proxy.upstreams import Headers, end_to_end_headers
 from antiphon.redact._names import classify
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
@@ -52,10 +52,10 @@ _ACCOUNT = re.compile(r"\b(?:tenant|account|org|organization|workspace|project|c
 _DIGITS = re.compile(rb"\d{19}")
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _INTEGER = re.compile(rb"(?<![\w.+-])-?\d{19,}(?![\w.])")
-_MOST_TOOLS = 10_000
-_MOST_ASKING = 10_000
+_MAX_TOOLS = 10_000
+_MAX_UNAPPROVED = 10_000
 _UNAPPROVED = frozenset({REQUIRED, DENIED, WITHDRAWN})
-_MOST_HEARD = 256
+_MAX_QUEUED = 256
 """Events that a client has not taken yet; then the server waits for it."""
 _LONGEST_KEY = 1024
 
@@ -80,7 +80,7 @@ class McpGuard:
         self._running: set[asyncio.Task[Any]] = set()
         self._undecided: dict[str, asyncio.Event] = {}
         """Calls without identity whose clients wait; set when it is known what became of their answer."""
-        self._asking: OrderedDict[str, str] = OrderedDict()
+        self._unapproved: OrderedDict[str, str] = OrderedDict()
         """Keys of calls without identity that a person must approve; equal calls have them until one is made."""
         self._over: dict[object, Any] = {}
         """For the log at debug level: the answer that was last handed over on a connection."""
@@ -126,20 +126,20 @@ class McpGuard:
             found = self._kept[place] = LostAnswers(rule.window_s or -1.0, handed_over=rule.guard_handed_over)
         return found
 
-    def waiting(self, equal: str) -> str | None:
+    def unapproved_key(self, equal: str) -> str | None:
         """The key of an equal call that was not made, because a person must approve it or has denied it."""
-        return self._asking.get(equal)
+        return self._unapproved.get(equal)
 
-    def told(self, equal: str, key: str, given: Given | None, failure: BaseException | None = None) -> bool:
+    def note_outcome(self, equal: str, key: str, given: Given | None, failure: BaseException | None = None) -> bool:
         """What came of a call without identity; whether it certainly was not made."""
         if given is not None and given.code in _UNAPPROVED:
-            self._asking[equal] = key
-            while len(self._asking) > _MOST_ASKING:
-                self._asking.popitem(last=False)
+            self._unapproved[equal] = key
+            while len(self._unapproved) > _MAX_UNAPPROVED:
+                self._unapproved.popitem(last=False)
             return True
         unmade = isinstance(failure, DidNotHappen)  # then an approval is given back
-        if not unmade and self._asking.get(equal) == key:
-            del self._asking[equal]
+        if not unmade and self._unapproved.get(equal) == key:
+            del self._unapproved[equal]
         return unmade
 
     def name_of(self, header: str | None, asked: _mcp.Request) -> str | None:
@@ -151,8 +151,8 @@ class McpGuard:
         place = (upstream, tool)
         found = self._specs.get(place)
         if found is None:
-            if len(self._specs) >= _MOST_TOOLS:
-                raise Refused(429, "too_many_tools", f"The proxy guards {_MOST_TOOLS} tools at most.")
+            if len(self._specs) >= _MAX_TOOLS:
+                raise Refused(429, "too_many_tools", f"The proxy guards {_MAX_TOOLS} tools at most.")
             rule = self._rules.of(upstream, tool)
             reads = rule.read
             found = self._specs[place] = ToolSpec(
@@ -182,17 +182,19 @@ class McpGuard:
         arguments: dict[str, Any] = asked.params.get("arguments") or {}
         place = scope_of(request, asked)
         named = self.name_of(request.named.get("idempotency-key"), asked)
-        gone = asyncio.ensure_future(disconnected(receive))
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             if named is not None or (rule.read and rule.approve is None):
                 own = uuid7() if named is None else hashlib.sha256(named.encode()).hexdigest()
                 exchange = _Exchange(asked, send, request.wait_s)
                 task = self._start(spec, arguments, f"{place}:{own}", exchange, scope)
-                await self._deliver(exchange, task, gone, answer, rule, request.connection)
+                await self._deliver(exchange, task, disconnect, answer, rule, request.connection)
             else:
-                await self._without_identity(request, asked, spec, rule, arguments, place, send, scope, gone, answer)
+                await self._without_identity(
+                    request, asked, spec, rule, arguments, place, send, scope, disconnect, answer
+                )
         finally:
-            gone.cancel()
+            disconnect.cancel()
 
     async def _without_identity(
         self,
@@ -204,36 +206,36 @@ class McpGuard:
         place: str,
         send: Send,
         scope: RunScope | None,
-        gone: asyncio.Future[None],
+        disconnect: asyncio.Future[None],
         answer: Reply,
     ) -> None:
         """A call that may be one sent again. It waits until it is known what became of the answer to an equal one."""
         equal = f"{place}:{digest_of(arguments)}"
-        async with ended_by(gone):
+        async with abort_on_disconnect(disconnect):
             while (before := self._undecided.get(equal)) is not None:
                 await before.wait()
         decided = self._undecided[equal] = asyncio.Event()
         lost, now = self._lost(rule), self._clock.monotonic
         try:
-            key = self.waiting(equal) or lost.begin(equal, now(), f"{place}:{uuid7()}")
+            key = self.unapproved_key(equal) or lost.begin(equal, now(), f"{place}:{uuid7()}")
             exchange = _Exchange(asked, send, request.wait_s)
             task = self._start(spec, arguments, key, exchange, scope)
 
             def settled(done: asyncio.Task[Any]) -> None:
                 failure = asyncio.CancelledError() if done.cancelled() else done.exception()
-                if self.told(equal, key, done.result() if failure is None else None, failure):
+                if self.note_outcome(equal, key, done.result() if failure is None else None, failure):
                     lost.failed(equal, key)
                 else:
                     lost.settled(equal, key, now())
 
             task.add_done_callback(settled)
             try:
-                await self._deliver(exchange, task, gone, answer, rule, request.connection)
-            except Gone:
-                if self.waiting(equal) != key:
+                await self._deliver(exchange, task, disconnect, answer, rule, request.connection)
+            except ClientDisconnected:
+                if self.unapproved_key(equal) != key:
                     lost.lost(equal, key, now())
                 raise
-            if self.waiting(equal) != key:
+            if self.unapproved_key(equal) != key:
                 lost.handed_over(equal, key, request.connection, now())
         finally:
             del self._undecided[equal]
@@ -245,7 +247,7 @@ class McpGuard:
         """The guarded call, which goes on if its client leaves."""
 
         async def made() -> Given:
-            told.set(exchange.told)
+            answer_origin.set(exchange.origin)
             if scope is not None:
                 scope.adopt()
                 return await self.tools.call_async(spec, arguments, Place(None, None, key=key), exchange.run)
@@ -254,7 +256,7 @@ class McpGuard:
 
         def ended(done: asyncio.Task[Any]) -> None:
             self._running.discard(done)
-            exchange.heard.put_nowait(None)
+            exchange.events.put_nowait(None)
             if not done.cancelled():
                 done.exception()  # told to the client, if there is one
 
@@ -267,21 +269,21 @@ class McpGuard:
         self,
         exchange: _Exchange,
         task: asyncio.Task[Given],
-        gone: asyncio.Future[None],
+        disconnect: asyncio.Future[None],
         answer: Reply,
         rule: ToolRule,
         connection: object,
     ) -> None:
         """Give the answer to the client; :class:`Gone` if the connection ended before its last byte was written."""
         try:
-            async with ended_by(gone):
+            async with abort_on_disconnect(disconnect):
                 last = await exchange.deliver(task, answer)
                 await asyncio.sleep(0)  # whether the connection has ended is told in between
-            if gone.done():
-                raise Gone
-        except Gone:
+            if disconnect.done():
+                raise ClientDisconnected
+        except ClientDisconnected:
             log.debug("the answer to %s is lost: its client has left", exchange.asked.id)
-            exchange.leave()
+            exchange.detach()
             if rule.ends_with_client:
                 task.cancel()
             raise
@@ -298,31 +300,31 @@ class _Exchange:
         self.asked = asked
         self._send = send
         self._wait_s = wait_s
-        self.heard: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.events: asyncio.Queue[bytes | None] = asyncio.Queue()
         """Events of the server as they came; ``None`` after the last."""
         self._taken = asyncio.Event()
-        self._left = False
+        self._detached = False
         self.head: tuple[int, Headers] | None = None
         """Status and headers of the server's response, if it was asked."""
         self.answered = False
         """Whether the answer was among the events."""
-        self.whole: bytes | None = None
+        self.body: bytes | None = None
         """The body, if it did not come as events."""
-        self.told = Told()
+        self.origin = AnswerOrigin()
         """Who answered it, if not the server."""
         self._response: Any = None
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         """Nobody takes the events any more."""
-        self._left = True
+        self._detached = True
         self._taken.set()
 
-    async def _tell(self, event: bytes) -> None:
+    async def _forward(self, event: bytes) -> None:
         """Give the client an event; a slow one slows its server down."""
-        if self._left:
+        if self._detached:
             return
-        self.heard.put_nowait(event)
-        while self.heard.qsize() > _MOST_HEARD and not self._left:
+        self.events.put_nowait(event)
+        while self.events.qsize() > _MAX_QUEUED and not self._detached:
             self._taken.clear()
             await self._taken.wait()
 
@@ -339,10 +341,12 @@ class _Exchange:
 
     async def _read(self) -> Any:
         response = self._response
-        headers = [(name, value) for name, value in passed_on(response.headers.raw) if name != b"content-encoding"]
+        headers = [
+            (name, value) for name, value in end_to_end_headers(response.headers.raw) if name != b"content-encoding"
+        ]
         if response.status_code >= 400:
-            self.head, self.whole = (response.status_code, headers), await _whole(response)
-            error = _error_in(self.whole)
+            self.head, self.body = (response.status_code, headers), await _whole(response)
+            error = _error_in(self.body)
             if error is not None and error.get("code") in _mcp.UNEXECUTED:
                 raise DidNotHappen(str(error.get("message", "")))
             import httpx
@@ -350,8 +354,8 @@ class _Exchange:
             text = f"The server answered {response.status_code}."
             raise httpx.HTTPStatusError(text, request=httpx.Request("POST", "http://upstream"), response=response)
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            self.head, self.whole = (response.status_code, headers), await _whole(response)
-            return value_of(_mcp.parsed(self.whole))
+            self.head, self.body = (response.status_code, headers), await _whole(response)
+            return value_of(_mcp.parsed(self.body))
         self.head = (response.status_code, headers)
         return await self._follow()
 
@@ -361,7 +365,7 @@ class _Exchange:
         while True:
             async for event in _events(self._response):
                 message = _mcp.message_of(event)
-                await self._tell(event)
+                await self._forward(event)
                 if _mcp.answers(message, self.asked):
                     self.answered = True
                     return value_of(message)
@@ -382,7 +386,7 @@ class _Exchange:
     async def deliver(self, task: asyncio.Task[Given], answer: Reply) -> Callable[[], Awaitable[None]]:
         """Give the client what comes, up to the last byte; what is returned writes that."""
         begun = False
-        while (event := await self.heard.get()) is not None:
+        while (event := await self.events.get()) is not None:
             self._taken.set()
             if not begun:
                 begun = True
@@ -392,14 +396,14 @@ class _Exchange:
         failure = task.exception()
         if begun and self.answered:
             return answer.finish
-        if self.head is not None and self.whole is not None:  # this very call asked the server
+        if self.head is not None and self.body is not None:  # this very call asked the server
             status, headers = self.head
             await answer.start(status, headers, {})
-            await answer.chunk(self.whole)
+            await answer.chunk(self.body)
             return answer.finish
         message = given_again(task.result(), self.asked) if failure is None else unknown(failure, self.asked)
         message = {"jsonrpc": "2.0", "id": self.asked.id, **message}
-        recorded = [(_mcp.notice_for(notice, self.asked), gap) for notice, gap in self.told.notices]
+        recorded = [(_mcp.notice_for(notice, self.asked), gap) for notice, gap in self.origin.notices]
         notices = [(notice, gap) for notice, gap in recorded if notice is not None]
         if not begun:
             kind = b"text/event-stream" if notices else b"application/json"
@@ -470,7 +474,7 @@ def scope_of(request: Request, asked: _mcp.Request) -> str:
     named = request.named
     parts = [
         request.client,
-        sorted((name, value) for name, value in named.items() if _says_who(name)),
+        sorted((name, value) for name, value in named.items() if _identifies_account(name)),
         request.run if request.run is not None else named.get("mcp-session-id", ""),
         request.run is None,
         request.upstream.name,
@@ -482,7 +486,7 @@ def scope_of(request: Request, asked: _mcp.Request) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _says_who(header: str) -> bool:
+def _identifies_account(header: str) -> bool:
     """Whether the value of a header names or proves the account that calls."""
     field = classify(header)
     return (field is not None and field.mode == "secret") or _ACCOUNT.search(header) is not None

@@ -14,7 +14,7 @@ from antiphon.errors import InvalidInput
 RESERVED_META = "io.modelcontextprotocol/"
 _NO_IDENTITY = frozenset({"progresstoken", "traceparent", "tracestate", "baggage", "clientinfo"})
 _META_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_MOST_BREAKERS = 1000
+_MAX_BREAKERS = 1000
 
 
 class ToolRule(NamedTuple):
@@ -106,7 +106,7 @@ class Breakers:
         self._now = monotonic
         self._known: dict[tuple[str, str], Breaker] = {}
 
-    async def around(
+    async def guard(
         self, place: tuple[str, str], send: Callable[[], Any], refused: Callable[[Refusal], Exception]
     ) -> Any:
         """The response that *send* gets; *refused* makes the exception of a call that is not made."""
@@ -115,7 +115,7 @@ class Breakers:
             return await send()
         breaker = self._known.get(place)
         if breaker is None:
-            if len(self._known) >= _MOST_BREAKERS:
+            if len(self._known) >= _MAX_BREAKERS:
                 self._known.pop(next(iter(self._known)))
             breaker = self._known[place] = Breaker(policy)
         permit = breaker.permit(self._now())

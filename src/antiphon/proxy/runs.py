@@ -35,8 +35,8 @@ log: logging.Logger = logging.getLogger("antiphon.proxy")
 Mode = Literal["record", "replay", "record-new", "live"]
 UNNAMED = "proxy"
 """The run of requests that name none."""
-_MOST_RUNS = 1000
-_TOLD = 100
+_MAX_RUNS = 1000
+_MAX_LISTED = 100
 
 
 def run_name(text: str) -> str:
@@ -46,7 +46,7 @@ def run_name(text: str) -> str:
     return text
 
 
-class Told:
+class AnswerOrigin:
     """Who answered a request: ``live`` or ``recording``; and what the recording has besides the answer."""
 
     def __init__(self) -> None:
@@ -54,21 +54,21 @@ class Told:
         self.notices: list[tuple[Any, float]] = []
         """Messages that came before the answer, each with the pause before it in ms."""
 
-    def by(self, answer: Answer) -> None:
+    def set_recorded(self, answer: Answer) -> None:
         """The recording gave *answer*."""
         self.source = "recording"
         gaps = answer.meta.get("gapsMs", ())
         self.notices = list(zip_longest(answer.chunks or (), gaps[: len(answer.chunks or ())], fillvalue=0.0))
 
 
-told: ContextVar[Told | None] = ContextVar("antiphon_proxy_told", default=None)
+answer_origin: ContextVar[AnswerOrigin | None] = ContextVar("antiphon_proxy_answer_origin", default=None)
 """For the request of this context."""
 
 
-def _tell(answer: Answer) -> Answer:
-    request = told.get()
-    if request is not None:
-        request.by(answer)
+def _note_origin(answer: Answer) -> Answer:
+    origin = answer_origin.get()
+    if origin is not None:
+        origin.set_recorded(answer)
     return answer
 
 
@@ -148,7 +148,7 @@ def _fits(form: Form, call: Invocation) -> bool:
     return form.streams is None or form.streams == call.stream
 
 
-class Replaying(StrictInvoker):
+class UnorderedInvoker(StrictInvoker):
     """Answers from the recording, whatever the order; there is nothing behind it."""
 
     by_content: ByContent | None = None
@@ -165,7 +165,7 @@ class Replaying(StrictInvoker):
         return found
 
     def _answer(self, call: Invocation, found: RecordedCall) -> Answer:
-        return _tell(super()._answer(call, found))
+        return _note_origin(super()._answer(call, found))
 
 
 def _of_other_form(call: Invocation, found: RecordedCall) -> DivergenceFound:
@@ -176,7 +176,7 @@ def _of_other_form(call: Invocation, found: RecordedCall) -> DivergenceFound:
     return DivergenceFound("miss", site.lane, site.index, None, "this model request", fields, found.started, note)
 
 
-class KnownFirst:
+class RecordedFirst:
     """Answers what the recording knows; the rest goes to the upstream, except for tools that *reviewed* blocks (K6).
 
     A call that the recording has no outcome of is not known.
@@ -199,11 +199,11 @@ class KnownFirst:
         if found is not None:
             if self.estimates is not None:
                 self.estimates.given.add(call.site.call)
-            return _tell(self._recording.answer(found, realtime=self._realtime))
+            return _note_origin(self._recording.answer(found, realtime=self._realtime))
         blocked = call.kind != "llm" and reviewed_as(call.name, self._reviewed) is False
-        told = self.blocked if blocked else self.new
-        if len(told) < _TOLD:
-            told.append(f"{call.kind} {call.name}")
+        listed = self.blocked if blocked else self.new
+        if len(listed) < _MAX_LISTED:
+            listed.append(f"{call.kind} {call.name}")
         if not blocked:
             return None
         text = f"{block_message(call.name)}: side_effects.yaml says false. It was not called."
@@ -218,7 +218,7 @@ class KnownFirst:
         return fresh()
 
 
-class Counted:
+class CallCounter:
     """How many calls are written in a run."""
 
     def __init__(self, scope: RunScope) -> None:
@@ -248,7 +248,7 @@ class OpenRun:
         self.misses: list[dict[str, Any]] = []
         self.missed: int = 0
         self._invoker = invoker
-        self._written = Counted(run.scope)
+        self._written = CallCounter(run.scope)
         self.estimates: Estimates | None = None
         """Where the cost of runs is limited."""
 
@@ -262,12 +262,12 @@ class OpenRun:
     def scope(self) -> RunScope:
         return self.run.scope
 
-    def missed_one(self, error: AntiphonError) -> None:
+    def note_miss(self, error: AntiphonError) -> None:
         """Note a request that the recording does not have."""
         self.missed += 1
-        if len(self.misses) < _TOLD:
-            told = error.data.get("divergence")
-            self.misses.append(told if isinstance(told, dict) else {"message": error.message})
+        if len(self.misses) < _MAX_LISTED:
+            divergence = error.data.get("divergence")
+            self.misses.append(divergence if isinstance(divergence, dict) else {"message": error.message})
 
     def report(self) -> dict[str, Any]:
         """What became of the requests so far."""
@@ -289,16 +289,16 @@ class OpenRun:
                 found["cost"] = self.cost
             if self.estimates is not None and self.estimates.answers:
                 found["estimated"] = self.estimates.answers
-        if isinstance(self._invoker, KnownFirst):
+        if isinstance(self._invoker, RecordedFirst):
             assert self.recording is not None
             found |= {"source": self.recording.manifest.id, "new": self._invoker.new, "blocked": self._invoker.blocked}
         return found
 
-    def leave_streams(self) -> None:
+    def end_streams(self) -> None:
         """Write the end of streams that nobody reads any more."""
-        for leave in tuple(self.scope.streams.values()):
+        for end in tuple(self.scope.streams.values()):
             with contextlib.suppress(AntiphonError):
-                leave()
+                end()
 
     def end(self) -> None:
         """Write the end of a run that is recorded; requests that are under way come behind it."""
@@ -335,12 +335,12 @@ class Runs:
         found = self._open.get(place)
         if found is not None:
             return found
-        if len(self._open) >= _MOST_RUNS:
-            raise InvalidInput(f"{_MOST_RUNS} runs are open.", hint="End some: DELETE /run/NAME")
+        if len(self._open) >= _MAX_RUNS:
+            raise InvalidInput(f"{_MAX_RUNS} runs are open.", hint="End some: DELETE /run/NAME")
         async with self._locks.setdefault(place, asyncio.Lock()):
             found = self._open.get(place)
             if found is None:
-                found = self._open[place] = await _aside(self._begin, place[1])
+                found = self._open[place] = await _in_thread(self._begin, place[1])
         return found
 
     def check_cost(self, run: OpenRun, model: str) -> None:
@@ -363,21 +363,21 @@ class Runs:
         self._locks.pop((client, name), None)
         if found is None:
             raise NotFound(f"No run {name!r} is open here.")
-        await _aside(found.end)
+        await _in_thread(found.end)
         await found.run._recorder.close()
         return found.report()
 
     async def end_all(self) -> list[dict[str, Any]]:
         """End every run, at the end of the proxy, when there are no clients any more."""
         for found in self:
-            await _aside(found.leave_streams)
+            await _in_thread(found.end_streams)
         return [await self.end(*place) for place in tuple(self._open)]
 
     def _begin(self, name: str) -> OpenRun:
         app, mode = self._app, self.mode
         if mode == "replay":
             replayed = load_recording(app, self._recorded(name))
-            result, run = watched(app, replayed, realtime=self._realtime, answering=Replaying)
+            result, run = watched(app, replayed, realtime=self._realtime, answering=UnorderedInvoker)
             return OpenRun(name, mode, run, replayed, result.invoker)
         earlier: RunManifest | None = None
         if mode == "record-new":
@@ -385,11 +385,11 @@ class Runs:
                 earlier = self._recorded(name)
             name = name if earlier is None else earlier.name
         run = app.run(name, like=earlier, tags={"via": "proxy"})
-        invoker: KnownFirst | None = None
+        invoker: RecordedFirst | None = None
         recording = None if earlier is None else load_recording(app, earlier)
         if recording is not None:
             reviewed = _reviewed(recording.manifest.entry)
-            run.scope.invoker = invoker = KnownFirst(recording, realtime=self._realtime, reviewed=reviewed)
+            run.scope.invoker = invoker = RecordedFirst(recording, realtime=self._realtime, reviewed=reviewed)
         opened = OpenRun(name, mode, run, recording, invoker)
         if app.config.prices and app.config.loop.max_cost is not None:
             opened.estimates = Estimates(run)
@@ -414,6 +414,6 @@ def _reviewed(entry: str | None) -> Mapping[str, bool]:
     return known.tools if known is not None and known.done else {}
 
 
-async def _aside(work: Callable[..., Any], *args: Any) -> Any:
+async def _in_thread(work: Callable[..., Any], *args: Any) -> Any:
     """Work with the store that would hold up other requests; it belongs to no run."""
     return await asyncio.get_running_loop().run_in_executor(None, lambda: Context().run(work, *args))

@@ -24,7 +24,7 @@ from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import Refused
 from antiphon.proxy.mcp import INVALID_REQUEST, McpGuard, Notices, checked, digest_of, given_again, unknown, value_of
 from antiphon.proxy.options import ToolRules
-from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, run_name, told
+from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin, run_name
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -173,7 +173,7 @@ class Wrapped:
             return
         if asked.id in self._waiting or asked.id in self._asked:
             text = f"The id {asked.id!r} belongs to a request that is not answered yet."
-            self._tell({"id": asked.id, "error": {"code": INVALID_REQUEST, "message": text}})
+            self._reply({"id": asked.id, "error": {"code": INVALID_REQUEST, "message": text}})
             return
         is_call = asked.method == "tools/call"
         try:
@@ -216,10 +216,10 @@ class Wrapped:
             return
         await boundary.give(answer)
         for message in answer.chunks or ():
-            self._tell_notice(message, asked)
+            self._reply_notice(message, asked)
         if answer.outcome == "error":
             message = str((answer.error or {}).get("message", ""))
-            self._tell({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": message}})
+            self._reply({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": message}})
         else:
             self._write(_mcp.content_of(answer, asked) + b"\n")
 
@@ -228,10 +228,10 @@ class Wrapped:
         place = f"{self._scope}:{spec.name}"
         equal = f"{place}:{digest_of({name: value for name, value in asked.params.items() if name != '_meta'})}"
         own = None if named is None else hashlib.sha256(named.encode()).hexdigest()  # it may be anything, a secret too
-        key = f"{place}:{own}" if own is not None else self._guard.waiting(equal) or f"{place}:{uuid7()}"
+        key = f"{place}:{own}" if own is not None else self._guard.unapproved_key(equal) or f"{place}:{uuid7()}"
         begun = asyncio.Event()
         heard: list[bytes] = []
-        by = Told()
+        origin = AnswerOrigin()
 
         async def body(params: dict[str, Any]) -> Any:
             future = self._waiting[asked.id] = asyncio.get_running_loop().create_future()
@@ -248,7 +248,7 @@ class Wrapped:
             return value_of(orjson.loads(heard[0]))
 
         async def made() -> Given:
-            told.set(by)
+            answer_origin.set(origin)
             place = Place(None, None, key=key)
             if self._run is not None:
                 self._run.scope.adopt()
@@ -268,13 +268,13 @@ class Wrapped:
                     answer = unknown(failure, asked)
                 finally:
                     if named is None:
-                        self._guard.told(equal, key, given, failed)
+                        self._guard.note_outcome(equal, key, given, failed)
                 if heard:
                     self._write(heard[0])
                 else:
-                    for message, _ in by.notices:
-                        self._tell_notice(message, asked)
-                    self._tell({"id": asked.id, **answer})
+                    for message, _ in origin.notices:
+                        self._reply_notice(message, asked)
+                    self._reply({"id": asked.id, **answer})
             except (AntiphonError, Refused) as error:
                 self._fail(asked, error)
             finally:
@@ -289,15 +289,15 @@ class Wrapped:
 
     def _fail(self, asked: _mcp.Request, error: Exception) -> None:
         if isinstance(error, ReplayMiss) and self._run is not None:
-            self._run.missed_one(error)
-        self._tell({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": f"antiphon: {error}"}})
+            self._run.note_miss(error)
+        self._reply({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": f"antiphon: {error}"}})
 
-    def _tell_notice(self, message: Any, asked: _mcp.Request) -> None:
+    def _reply_notice(self, message: Any, asked: _mcp.Request) -> None:
         notice = _mcp.notice_for(message, asked)
         if notice is not None:
             self._write(orjson.dumps(notice) + b"\n")
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _reply(self, message: dict[str, Any]) -> None:
         self._write(orjson.dumps({"jsonrpc": "2.0", **message}) + b"\n")
 
     # -- from the server -----------------------------------------------------------------------------------------

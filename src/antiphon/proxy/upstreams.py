@@ -17,7 +17,7 @@ MODELS = {
 """What is reached without being named."""
 NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 RESERVED = frozenset({"run", "runs", "healthz"})
-_HOP = frozenset(
+_HOP_BY_HOP = frozenset(
     {
         b"connection",
         b"content-length",
@@ -34,7 +34,7 @@ _HOP = frozenset(
     }
 )
 """What belongs to one connection and is not passed on."""
-_READ = frozenset({b"gzip", b"deflate", b"identity"})
+_DECODABLE = frozenset({b"gzip", b"deflate", b"identity"})
 """Encodings of bodies that can be read wherever the proxy runs: what cannot be read cannot be recorded."""
 OURS = b"antiphon-"
 Headers = list[tuple[bytes, bytes]]
@@ -79,28 +79,30 @@ def upstreams(models: Iterable[str], servers: Iterable[str]) -> dict[str, Upstre
     return found
 
 
-def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+def end_to_end_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """The headers of a message that go to the other side."""
     kept = [(name.lower(), value) for name, value in headers]
     named = {
         part.strip().lower() for name, value in kept if name == b"connection" for part in value.split(b",") if part
     }
     return [
-        (name, value) for name, value in kept if name not in _HOP and name not in named and not name.startswith(OURS)
+        (name, value)
+        for name, value in kept
+        if name not in _HOP_BY_HOP and name not in named and not name.startswith(OURS)
     ]
 
 
-def readable(headers: Headers) -> Headers:
+def with_readable_encodings(headers: Headers) -> Headers:
     """The headers of a request; of the encodings that its client knows only those that the proxy can read."""
     kept = [(name, value) for name, value in headers if name != b"accept-encoding"]
     if len(kept) == len(headers):
         return headers
     asked = [part for name, value in headers if name == b"accept-encoding" for part in value.split(b",")]
-    known = [part.strip() for part in asked if part.partition(b";")[0].strip().lower() in _READ]
+    known = [part.strip() for part in asked if part.partition(b";")[0].strip().lower() in _DECODABLE]
     return [*kept, (b"accept-encoding", b", ".join(known) or b"identity")]
 
 
-def first(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+def headers_by_name(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
     """Headers by name, as texts; of several with one name the first."""
     found: dict[str, str] = {}
     for name, value in headers:
