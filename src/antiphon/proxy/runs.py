@@ -1,4 +1,4 @@
-"""The runs of a proxy: named by clients, recorded, or answered from a recording."""
+"""The proxy's runs: named by clients, and recorded or answered from a recording."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ _MAX_LISTED = 100
 
 
 def run_name(text: str) -> str:
-    """*text*, if clients can call a run so."""
+    """*text* if it is a valid run name."""
     if not NAME.fullmatch(text):
         raise InvalidInput("The name of a run has 1 to 128 ASCII letters, digits and . _ ~ -", path="Antiphon-Run")
     return text
 
 
 class AnswerOrigin:
-    """Who answered a request: ``live`` or ``recording``; and what the recording has besides the answer."""
+    """Where an answer came from, ``live`` or ``recording``, and the notices recorded with it."""
 
     def __init__(self) -> None:
         self.source: str = "live"
         self.notices: list[tuple[Any, float]] = []
-        """Messages that came before the answer, each with the pause before it in ms."""
+        """Messages that preceded the answer, each with the pause before it in ms."""
 
     def set_recorded(self, answer: Answer) -> None:
-        """The recording gave *answer*."""
+        """Note that *answer* came from the recording."""
         self.source = "recording"
         gaps = answer.meta.get("gapsMs", ())
         self.notices = list(zip_longest(answer.chunks or (), gaps[: len(answer.chunks or ())], fillvalue=0.0))
 
 
 answer_origin: ContextVar[AnswerOrigin | None] = ContextVar("antiphon_proxy_answer_origin", default=None)
-"""For the request of this context."""
+"""Of the request handled in this context."""
 
 
 def _note_origin(answer: Answer) -> Answer:
@@ -73,10 +73,10 @@ def _note_origin(answer: Answer) -> Answer:
 
 
 class Form(NamedTuple):
-    """What tells recorded calls of the same key apart."""
+    """What distinguishes recorded calls with the same key."""
 
     streams: bool | None = None
-    """Whether the answer is one to a request for a stream; ``None`` where that is not known, or means nothing."""
+    """Whether the request asked for a stream; ``None`` if unknown or not applicable."""
     variant: str | None = None
 
 
@@ -89,18 +89,18 @@ def _form_of(recording: Recording, call: RecordedCall) -> Form:
 
 
 class ByContent:
-    """The calls of a recording by what they ask, wherever they stand: clients of a proxy have no lanes.
+    """The calls of a recording by content, whatever their position: clients of a proxy have no lanes.
 
-    The first equal request gets the first recorded answer, the second the second. None is given twice. A stream
-    answers a stream only. Of calls that only their variant tells apart, one of the same variant comes first.
+    The first equal request gets the first recorded answer, the second the second; none is used twice. A recorded stream
+    only answers a request for a stream. Among calls that differ only in their variant, the same variant is preferred.
     """
 
     def __init__(self, recording: Recording, *, finished: bool = False) -> None:
-        """Only calls that have an outcome, if they are to be *finished*."""
+        """With *finished*, only calls that have an outcome."""
         self._recording = recording
         self._calls: dict[tuple[str, str], list[RecordedCall]] = {}
         self._left: dict[tuple[str, str], dict[Form, deque[RecordedCall]]] = {}
-        """The same by form, for what was asked: that is in their events."""
+        """The unused calls by form, built on first use because the form must be read from their events."""
         self._unasked = 0
         for call in sorted(recording.calls.values(), key=lambda found: found.started):
             if call.finished is not None or not finished:
@@ -121,7 +121,7 @@ class ByContent:
         return _form_of(self._recording, found)
 
     def take(self, call: Invocation) -> RecordedCall | None:
-        """The next recorded call that is equal."""
+        """Take the next equal recorded call."""
         fitting = [(form, left) for form, left in self._equal(call).items() if left and _fits(form, call)]
         if len(fitting) > 1:
             variant = variant_digest(call.arguments)
@@ -130,17 +130,17 @@ class ByContent:
             return None
         _, left = min(fitting, key=lambda one: one[1][0].started)
         found = left[0]
-        if self._recording.find(found.lane, found.name, found.digest, found.nth) is None:  # another credential
+        if self._recording.find(found.lane, found.name, found.digest, found.nth) is None:  # from another credential
             return None
         self._unasked -= 1
         return left.popleft()
 
     def other(self, call: Invocation) -> RecordedCall | None:
-        """A recorded call that is equal but for the form of its answer."""
+        """An equal recorded call whose answer has another form."""
         return next((left[0] for form, left in self._equal(call).items() if left and not _fits(form, call)), None)
 
     def unasked(self) -> int:
-        """How many recorded calls nobody has asked for."""
+        """The number of recorded calls that have not been requested."""
         return self._unasked
 
 
@@ -149,7 +149,7 @@ def _fits(form: Form, call: Invocation) -> bool:
 
 
 class UnorderedInvoker(StrictInvoker):
-    """Answers from the recording, whatever the order; there is nothing behind it."""
+    """Answers from the recording only, in any order."""
 
     by_content: ByContent | None = None
 
@@ -177,9 +177,9 @@ def _of_other_form(call: Invocation, found: RecordedCall) -> DivergenceFound:
 
 
 class RecordedFirst:
-    """Answers what the recording knows; the rest goes to the upstream, except for tools that *reviewed* blocks (K6).
+    """Answers from the recording if it can; other calls go upstream, except for tools that *reviewed* blocks (K6).
 
-    A call that the recording has no outcome of is not known.
+    A recorded call without an outcome cannot answer.
     """
 
     def __init__(self, recording: Recording, *, realtime: bool, reviewed: Mapping[str, bool]) -> None:
@@ -207,7 +207,7 @@ class RecordedFirst:
         if not blocked:
             return None
         text = f"{block_message(call.name)}: side_effects.yaml says false. It was not called."
-        if call.kind != "tool":  # a plain message: its result is not ours to invent
+        if call.kind != "tool":  # a plain message: we cannot make up its result
             raise ReplayBlocked(text)
         return Answer("error", error={"code": ReplayBlocked.code, "message": text}, source="blocked")
 
@@ -219,7 +219,7 @@ class RecordedFirst:
 
 
 class CallCounter:
-    """How many calls are written in a run."""
+    """Counts the calls recorded in a run."""
 
     def __init__(self, scope: RunScope) -> None:
         self.calls: int = 0
@@ -237,7 +237,7 @@ class CallCounter:
 
 
 class OpenRun:
-    """One run that requests are recorded in or answered from."""
+    """An open run that records or answers requests."""
 
     def __init__(self, name: str, mode: Mode, run: Run, recording: Recording | None, invoker: Any) -> None:
         self.name = name
@@ -250,11 +250,11 @@ class OpenRun:
         self._invoker = invoker
         self._written = CallCounter(run.scope)
         self.estimates: Estimates | None = None
-        """Where the cost of runs is limited."""
+        """Set if the cost of runs is limited."""
 
     @property
     def cost(self) -> float:
-        """What its calls have cost, where that is counted."""
+        """The cost of its calls so far, or 0 if cost is not tracked."""
         guard = self.scope.gateway_state.get("loop")
         return 0.0 if guard is None else float(guard.loop.cost)
 
@@ -263,14 +263,14 @@ class OpenRun:
         return self.run.scope
 
     def note_miss(self, error: AntiphonError) -> None:
-        """Note a request that the recording does not have."""
+        """Note a request that the recording cannot answer."""
         self.missed += 1
         if len(self.misses) < _MAX_LISTED:
             divergence = error.data.get("divergence")
             self.misses.append(divergence if isinstance(divergence, dict) else {"message": error.message})
 
     def report(self) -> dict[str, Any]:
-        """What became of the requests so far."""
+        """A report on the requests so far."""
         found: dict[str, Any] = {
             "name": self.name,
             "run": self.run.id,
@@ -295,13 +295,13 @@ class OpenRun:
         return found
 
     def end_streams(self) -> None:
-        """Write the end of streams that nobody reads any more."""
+        """Record the end of abandoned streams."""
         for end in tuple(self.scope.streams.values()):
             with contextlib.suppress(AntiphonError):
                 end()
 
     def end(self) -> None:
-        """Write the end of a run that is recorded; requests that are under way come behind it."""
+        """Record the end of the run; requests still in flight are recorded after it."""
         if self.mode != "replay":
             self.run.end(None, None)
 
@@ -320,11 +320,11 @@ class Runs:
         return iter(tuple(self._open.values()))
 
     def get(self, client: str, name: str) -> OpenRun | None:
-        """The run if it is open."""
+        """The run, if it is open."""
         return self._open.get((client, name))
 
     async def open(self, client: str, name: str | None) -> OpenRun:
-        """The run of that name, opened with its first request."""
+        """The run of that name, opened on its first request."""
         if name is None and self.mode == "replay":
             raise InvalidInput(
                 "A replay needs the name of a run.",
@@ -344,7 +344,7 @@ class Runs:
         return found
 
     def check_cost(self, run: OpenRun, model: str) -> None:
-        """Refuse a model call of a run that has cost what it may (``[loop] max_cost``, by ``[prices]``)."""
+        """Refuse a model call once the run has reached ``[loop] max_cost``, computed from ``[prices]``."""
         most = self._app.config.loop.max_cost
         if most is None or run.mode == "replay":
             return
@@ -358,7 +358,7 @@ class Runs:
             raise Refused(429, "cost_limit", text)
 
     async def end(self, client: str, name: str) -> dict[str, Any]:
-        """End the run; the next request of that name opens another."""
+        """End the run; the next request with that name opens a new one."""
         found = self._open.pop((client, name), None)
         self._locks.pop((client, name), None)
         if found is None:
@@ -368,7 +368,7 @@ class Runs:
         return found.report()
 
     async def end_all(self) -> list[dict[str, Any]]:
-        """End every run, at the end of the proxy, when there are no clients any more."""
+        """End every run on shutdown, when no clients are left."""
         for found in self:
             await _in_thread(found.end_streams)
         return [await self.end(*place) for place in tuple(self._open)]
@@ -399,7 +399,7 @@ class Runs:
         return opened
 
     def _recorded(self, name: str) -> RunManifest:
-        """The newest recorded run of that name, or the one with that id."""
+        """The newest recorded run with that name, or the run with that id."""
         for found in all_runs(self._app, name=name):
             if found.source_run is None:
                 return found
@@ -407,7 +407,7 @@ class Runs:
 
 
 def _reviewed(entry: str | None) -> Mapping[str, bool]:
-    """What a person has decided about side effects; a file that is not reviewed yet blocks nothing, and says so."""
+    """The reviewed side effects; a file that has not been reviewed blocks nothing and logs a warning."""
     known = side_effects.read(side_effects.file_of(entry))
     if known is not None and not known.done:
         log.warning("%s is not reviewed (done: false): record-new blocks no tool", known.path)
@@ -415,5 +415,5 @@ def _reviewed(entry: str | None) -> Mapping[str, bool]:
 
 
 async def _in_thread(work: Callable[..., Any], *args: Any) -> Any:
-    """Work with the store that would hold up other requests; it belongs to no run."""
+    """Run blocking store work in a thread, outside of any run."""
     return await asyncio.get_running_loop().run_in_executor(None, lambda: Context().run(work, *args))

@@ -1,4 +1,4 @@
-"""The connections to an upstream. They take and give what transports of httpx do; aiohttp moves the bytes."""
+"""Connections to an upstream: an httpx transport on top of aiohttp."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from yarl import URL
 from antiphon.host.http.app import _trusted
 
 _AUTO_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
-"""Headers that aiohttp adds where they are missing; an upstream gets what the client sent."""
+"""Headers that aiohttp adds by default; the upstream gets only what the client sent."""
 _MAX_HEAD_BYTES = 65_536
 _INVALID_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _INVALID_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""What no header may hold (RFC 9110, 5); aiohttp takes some of it."""
+"""Not allowed in a header (RFC 9110, section 5); aiohttp accepts some of it."""
 
 
 class UpstreamTransport:
-    """A transport to one upstream: no cookies, no redirects, no retries; the environment's proxy if there is one.
+    """A transport to one upstream: no cookies, redirects or retries; uses the environment's proxy if there is one.
 
-    A connection must come about within *connect_s*; an upstream may be silent for *read_s*.
+    Connecting may take *connect_s*; *read_s* is the longest pause between two reads.
     """
 
     def __init__(self, url: str, max_connections: int, *, connect_s: float, read_s: float) -> None:
@@ -52,11 +52,11 @@ class UpstreamTransport:
             max_field_size=_MAX_HEAD_BYTES,
             max_headers=1_000,
         )
-        session._retry_connection = False  # else PUT and DELETE are sent again if their connection breaks
+        session._retry_connection = False  # otherwise PUT and DELETE are resent when the connection breaks
         return session
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send *request*; its response when the head is there."""
+        """Send *request* and return the response once its headers have arrived."""
         if self._session is None:
             self._session = self._open()
         try:
@@ -71,7 +71,7 @@ class UpstreamTransport:
             )
         except (aiohttp.ClientError, TimeoutError) as error:
             raise _as_httpx_error(error, request) from None
-        if not 200 <= response.status <= 599:  # another protocol, or none: there is nothing to pass on
+        if not 200 <= response.status <= 599:  # a protocol switch, or not HTTP: nothing to forward
             response.close()
             raise httpx.RemoteProtocolError(f"The status {response.status} is no answer.", request=request)
         if any(_INVALID_NAME.search(name) or _INVALID_VALUE.search(value) for name, value in response.raw_headers):
@@ -86,7 +86,7 @@ class UpstreamTransport:
 
 
 class _Body(httpx.AsyncByteStream):
-    """The body of a response as it comes."""
+    """A response body, streamed as it arrives."""
 
     def __init__(self, response: aiohttp.ClientResponse, request: httpx.Request) -> None:
         self._response, self._request = response, request
@@ -99,11 +99,11 @@ class _Body(httpx.AsyncByteStream):
             raise _as_httpx_error(error, self._request) from None
 
     async def aclose(self) -> None:
-        self._response.close()  # of one that was read to its end, the connection is in the pool already
+        self._response.close()  # if it was read to the end, its connection is already back in the pool
 
 
 def _as_httpx_error(error: BaseException, request: httpx.Request) -> httpx.RequestError:
-    """The same failure in httpx's words. Only where no connection came about was certainly nothing sent."""
+    """The failure as an httpx exception; only connection errors guarantee that nothing was sent."""
     kind: type[httpx.RequestError] = httpx.ReadError
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         kind = httpx.ConnectTimeout
@@ -117,7 +117,7 @@ def _as_httpx_error(error: BaseException, request: httpx.Request) -> httpx.Reque
 
 
 def _text(value: bytes) -> str:
-    """A header as text. It is sent as UTF-8: what was that is passed on byte by byte, what was Latin-1 as text."""
+    """A header value as text; it is sent as UTF-8, so UTF-8 keeps its bytes and Latin-1 keeps its characters."""
     try:
         return value.decode()
     except UnicodeDecodeError:
