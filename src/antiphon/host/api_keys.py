@@ -115,7 +115,7 @@ class KeyRing:
 
     async def is_valid(self, principal: Principal) -> bool:
         """Whether the key of an authenticated principal is still valid."""
-        with contextlib.suppress(StoreError):  # if the store fails, the key stays valid
+        with contextlib.suppress(StoreError):  # if the store fails, the last known state counts
             await self.refresh()
         key = self._keys.get(principal.key_id)
         return key is None or not key.revoked

@@ -288,8 +288,8 @@ async def effects(
 ) -> dict[str, Any]:
     """The ledger: claims of all runs and machines, newest first, who settled them, and how often they were requested.
 
-    *tool* matches part of the name; a request examines a limited number of claims. Counting requests takes *count*, which
-    reads the newest runs; without it, only claims are read.
+    *tool* matches part of the name; a request examines a limited number of claims. Only *count* counts requests, which
+    means reading the newest runs; otherwise only claims are read.
     """
     admin = host.admin(principal)
     size = SEARCHED if tool else limit
