@@ -1,4 +1,4 @@
-"""Deprecated: :mod:`antiphon.similarity` has these names."""
+"""Deprecated: use :mod:`antiphon.similarity`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What before- and after-hooks are given and may answer; ``gateway.before`` and ``gateway.after`` register them."""
+"""What hooks receive and may return; ``gateway.before`` and ``gateway.after`` register them."""
 
 from antiphon._gateway.hooks import HookCall, HookReply
 

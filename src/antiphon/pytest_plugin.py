@@ -1,15 +1,15 @@
-"""Pytest plugin: a marked test is recorded once and replayed strictly ever after; one artifact per test.
+"""Pytest plugin: records a marked test once and replays it strictly from then on, with one artifact per test.
 
     @pytest.mark.antiphon
     def test_refund():
         assert agent.main("My order never arrived") == "refunded"
 
-``pytest --antiphon-record`` records what has no recording yet, ``--antiphon-rewrite`` records everything again,
+``pytest --antiphon-record`` records tests that have no recording yet, ``--antiphon-rewrite`` records everything again,
 ``--antiphon-replay`` (the default) only replays: a test without a recording fails.
 
-Code under test that names no store gets one in memory, empty at the start of each test, instead of the project's.
-A test that wants another one says so: ``Gateway(store=...)``, ``ANTIPHON_STORE`` or ``ANTIPHON_HOME``; for all tests:
-``antiphon_store = project`` in the settings of pytest.
+Code under test that names no store gets an in-memory store, empty at the start of each test, instead of the project's.
+To use another store, set ``Gateway(store=...)``, ``ANTIPHON_STORE`` or ``ANTIPHON_HOME``, or for all tests
+``antiphon_store = project`` in pytest's settings.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 
 _counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
 _late: pytest.StashKey[list[str]] = pytest.StashKey()
+"""What replayed tests attempted after they had ended."""
 _written: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
+"""Recordings made in this session, and the tests that made them."""
 _ran: pytest.StashKey[bool] = pytest.StashKey()
 """Whether the test was recorded or replayed."""
 _WRAPPED = "__antiphon__"
-"""Recordings that this session has made, and the tests that made them."""
-"""What replayed tests tried after their end."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The flags and the setting of the plugin."""
+    """Add the plugin's options and setting."""
     group = parser.getgroup("antiphon")
     for mode, text in (
         ("record", "record marked tests that have no recording yet; replay the others"),
@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Describe the marker."""
+    """Register the marker."""
     text = "antiphon(path=None, sandbox=True): record the test once, then replay it strictly"
     config.addinivalue_line("markers", text)
     config.stash[_counts] = {}
@@ -83,26 +83,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Outside of pytest the project's store is used again."""
+    """Restore the project's store."""
     test_stores.active = False
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Each test has an empty store of its own."""
+    """Give each test its own empty store."""
     test_stores.begin_test()
 
 
 def pytest_report_header() -> str:
-    """The line that pytest prints above the tests."""
+    """The line above the test report."""
     return f"antiphon: {__version__}"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
-    """Wrap what is marked: a function of the test's own kind, so that every asyncio plugin runs it as before.
+    """Wrap a marked test in a function of the same kind, so that every asyncio plugin still runs it.
 
-    At each run: whoever runs a test again may have made its function anew.
+    This happens on each run, because plugins that rerun tests may recreate the function.
     """
     marker = item.get_closest_marker("antiphon")
     if marker is None:
@@ -114,7 +114,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
             item.obj = _wrapped(item, marker, item.obj)
         unittest: Any = sys.modules.get("unittest")
         if unittest is not None and isinstance(instance := getattr(item, "instance", None), unittest.TestCase):
-            setattr(instance, item.name, item.obj)  # from there unittest calls its asynchronous methods
+            setattr(instance, item.name, item.obj)  # unittest looks up asynchronous methods there
     yield
     if not item.stash[_ran]:
         text = f"antiphon: {item.name} ran, but it was neither recorded nor replayed: the marker has no effect here"
@@ -122,7 +122,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """How many tests were recorded and replayed."""
+    """Report how many tests were recorded and replayed."""
     counts = config.stash.get(_counts, {})
     if counts:
         terminalreporter.write_line("antiphon: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
@@ -131,7 +131,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _note_late(config: pytest.Config, replay: Replay, what: str) -> None:
-    """Work that a replayed test had started tried something after its end; it was refused and fails the session."""
+    """Note a call made after the end of its replayed test; it was refused and fails the session."""
     line = f"{replay.title} tried after its end, and was refused: {what}"
     if line not in config.stash[_late]:
         config.stash[_late].append(line)
@@ -139,7 +139,7 @@ def _note_late(config: pytest.Config, replay: Replay, what: str) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail for what came late; a worker of pytest-xdist hands it, and its counts, to the process that prints them."""
+    """Fail the session for late calls; a pytest-xdist worker sends these and its counts to the controller."""
     config = session.config
     output = getattr(config, "workeroutput", None)
     if output is not None:
@@ -151,7 +151,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Add up what the workers of pytest-xdist counted."""
+    """Add up the counts of the pytest-xdist workers."""
     counts = node.config.stash[_counts]
     node.config.stash[_late] += (getattr(node, "workeroutput", None) or {}).get("antiphon_late", [])
     for what, number in (getattr(node, "workeroutput", None) or {}).get("antiphon", {}).items():
@@ -160,12 +160,12 @@ def pytest_testnodedown(node: Any) -> None:
 
 @pytest.fixture
 def antiphon_run() -> Any:
-    """The run of a marked test, for its clock, chance and model calls."""
+    """The run of a marked test, for its clock, random numbers and model calls."""
     return _CurrentRun()
 
 
 class _CurrentRun:
-    """Stands for the run that is open when it is used."""
+    """A proxy for the run that is open when it is used."""
 
     def __getattr__(self, name: str) -> Any:
         from antiphon.ops.app import current_run
@@ -174,7 +174,7 @@ class _CurrentRun:
 
 
 def _check(marker: pytest.Mark) -> None:
-    """Refuse what the marker does not know: a misspelt word would have no effect."""
+    """Refuse unknown marker arguments: a typo would otherwise be ignored."""
     unknown = [name for name in marker.kwargs if name not in ("path", "sandbox", "fence")]
     if unknown or len(marker.args) > 1:
         wrong = ", ".join(unknown) or "more than one path"
@@ -182,7 +182,7 @@ def _check(marker: pytest.Mark) -> None:
 
 
 def _unsalted(app: Antiphon) -> Redactor:
-    """Masks a secret in the same way on every machine: a recording is found by the masked name of its test."""
+    """A redactor that masks alike on every machine, because recordings are found by the masked test name."""
     from antiphon.config.wiring import rules_of
     from antiphon.redact import Redactor
 
@@ -190,7 +190,7 @@ def _unsalted(app: Antiphon) -> Redactor:
 
 
 def golden_path(item: pytest.Item, marker: pytest.Mark, redactor: Redactor) -> Path:
-    """Where the recording of a test lies: ``golden/MODULE/TEST.antiphon`` beside the test file, unless it says.
+    """The path of a test's recording: ``golden/MODULE/TEST.antiphon`` beside the test file, unless the marker sets it.
 
     Secrets among the test's parameters are masked.
     """
@@ -233,7 +233,7 @@ def _wrapped(item: pytest.Function, marker: pytest.Mark, test: Callable[..., Any
 
 @contextmanager
 def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
-    """Record or replay what happens inside."""
+    """Record or replay the test."""
     from antiphon.ops.app import Antiphon
     from antiphon.stores import MemoryStore
 
@@ -261,13 +261,13 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
 
 @contextmanager
 def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
-    """A live run, exported when the test has passed; a failed test leaves the old recording as it was."""
+    """A live run, exported if the test passes; a failed test leaves the old recording unchanged."""
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import export_run, manifest_at
     from antiphon.ops.doctor import missing
     from antiphon.ops.entry import GRACE_S
 
-    with using(app), app.run(item.name, like=manifest_at(path)) as run:  # with its key: a diff shows changes only
+    with using(app), app.run(item.name, like=manifest_at(path)) as run:  # keeps its key, so a diff shows only changes
         yield run
     run.scope.origin.wait(GRACE_S)
     for text in missing(run):
@@ -278,7 +278,7 @@ def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
 
 @contextmanager
 def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> Iterator[Run]:
-    """The recording answers; a difference fails the test, even if its own assertions hold."""
+    """Replay the recording; a divergence fails the test even if its assertions pass."""
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import open_recording
     from antiphon.ops.entry import GRACE_S
@@ -314,7 +314,7 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
 
 
 def _shown(recording: Recording, found: Sequence[DivergenceFound]) -> list[dict[str, Any]]:
-    """The differences as JSON, with masks: what pytest prints is kept in logs."""
+    """The divergences as masked JSON, because pytest output ends up in logs."""
     shown: list[dict[str, Any]] = recording.view([difference.to_wire(recording.manifest.id) for difference in found])
     return shown
 
@@ -327,10 +327,10 @@ def _keep_verdict(
     found: Sequence[dict[str, Any]],
     error: BaseException | None,
 ) -> None:
-    """Keep the verdict for the console; of an assertion of the test itself only its class."""
+    """Store the verdict for the console; for a failed assertion of the test itself, only its class."""
     from antiphon.ops.verdicts import keep
 
-    if item.get_closest_marker("xfail") is not None:  # who marked it waits for nobody
+    if item.get_closest_marker("xfail") is not None:  # an expected failure needs no attention
         return
     head = recording.manifest
     reasons = [one["message"] for one in found[:5]]
@@ -356,14 +356,14 @@ def _diverged(
     error: BaseException | None = None,
     said: str = "",
 ) -> BaseException:
-    """The failure of a test that did something else than its recording; it is counted for the last line."""
+    """The failure of a test that diverged from its recording, counted for the summary line."""
     counts = item.config.stash[_counts]
     counts["diverged"] = counts.get("diverged", 0) + 1
     return pytest.fail.Exception(_failure(item, path, found, error, said), pytrace=False)
 
 
 _NAMED = 3
-"""Differences that a failure names; the first one usually explains the others."""
+"""Divergences listed in a failure; the first usually explains the others."""
 
 
 def _failure(
@@ -373,7 +373,7 @@ def _failure(
     error: BaseException | None = None,
     said: str = "",
 ) -> str:
-    """What differed, where, how to look and how to accept it, in at most twelve lines; *said* is the error's text."""
+    """What diverged, where, and how to inspect and accept it, in at most twelve lines; *said* is the error text."""
     file = shlex.quote(os.path.relpath(path))
     lines = [f"antiphon: {item.name} differs from its recording"]
     lines += [f"  {_short(one['message'])}" for one in found[:_NAMED]]
@@ -400,7 +400,7 @@ def _short(text: str) -> str:
 
 
 def _own_frames(error: BaseException, root: Path) -> tuple[list[str], int]:
-    """The last places in the project's own files that the error came through, and how many other frames there are."""
+    """The innermost frames of the error in the project's own files, and the number of other frames."""
     own, folded = [], 0
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)

@@ -1,1 +1,1 @@
-"""Antiphon for the frameworks people already use. Each module is an extra of its own and is imported late."""
+"""Antiphon for popular frameworks; each module is its own extra and is imported lazily."""

@@ -1,7 +1,7 @@
 """Tool calls of a framework, sent through the gateway: claim, retry, breaker, loop guard, record and replay.
 
-A framework gives each call a closure; the gateway wants a registered function. So one function per tool name is
-registered, and the closure travels in a context variable.
+A framework supplies a closure per call, but the gateway needs a registered function. So one function is registered per
+tool name, and a context variable passes the closure to it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from antiphon.ops.app import Antiphon, current
 
 Body = Callable[[dict[str, Any]], Any]
 _BUDGET = RetryBudget(max_attempts=1000, max_elapsed_ms=86_400_000)
-"""The tool's own policy is the smaller one and decides."""
+"""So large that the tool's own policy always decides."""
 _ENFORCED = Transport(dedupe_mode="enforced", retry_budget=_BUDGET)
 _CONTROL, _TRACE = Control(), Trace()
 _TURNS_KEPT = 512
@@ -46,29 +46,29 @@ _body: ContextVar[Body] = ContextVar("antiphon_tool_body")
 
 
 class Place(NamedTuple):
-    """Where a call belongs: the session that survives a resume, the model's turn, and the call in it."""
+    """Identifies a call: the session, which survives a resume, the model's turn, and the call in it."""
 
     session: str | None
-    """A thread, conversation or session id that is the same after a restart."""
+    """A thread, conversation or session id that survives a restart."""
     call_id: str | None
     turn: str | None = None
-    """Id of the model's message; it tells two calls apart whose ids a provider counts from 0 in each message."""
+    """Id of the model's message; it distinguishes calls if a provider numbers their ids from 0 in each message."""
     message: str | None = None
-    """The same where the framework itself sees to what is called twice in a turn."""
+    """The same, if the framework itself handles repeated calls within a turn."""
     counted_in: str | None = None
-    """Where the framework does not tell the message: what the id is good for, empty for the session, if that is known.
-    It is no part of what makes a redelivery."""
+    """The scope of the call id, if known, where the framework does not give the message; empty means the session. It is
+    not part of the identity of a redelivery."""
     key: str | None = None
-    """What the call is about, for one that has no id but a key of its own: it runs once for it."""
+    """An idempotency key, for a call without an id; the call runs once per key."""
 
     @property
     def asked_in(self) -> str | None:
-        """What tells the message from others, also after a resume."""
+        """What identifies the message, even after a resume."""
         return self.turn or self.message
 
 
 class Given(NamedTuple):
-    """What came of a call: its value, or a sentence for the model in place of one."""
+    """The result of a call: its value, or a message for the model instead."""
 
     value: Any
     ok: bool
@@ -76,11 +76,11 @@ class Given(NamedTuple):
     message: str = ""
     reused: bool = False
     question: dict[str, Any] | None = None
-    """What a person is asked, if one must approve the call first; its arguments are masked."""
+    """The approval question, if the call needs approval; its arguments are masked."""
 
 
 def specs_of(tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None) -> dict[str, ToolSpec]:
-    """Declared tools by name; a mapping says ``{"send_email": {"idempotent": False}}``."""
+    """Declared tools by name, from specs or a mapping such as ``{"send_email": {"idempotent": False}}``."""
     if tools is None:
         return {}
     if isinstance(tools, Mapping):
@@ -92,16 +92,16 @@ def specs_of(tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None)
 
 
 def _with_turn(spec: ToolSpec) -> ToolSpec:
-    """Adapters know turns, so an answer is reused within one, unless the tool says otherwise (D35)."""
+    """The spec with reuse within a turn, which adapters know, unless the tool says otherwise (D35)."""
     return spec if spec.reuse is not None else msgspec.structs.replace(spec, reuse="turn")
 
 
 Through = Antiphon | Gateway | AsyncGateway
-"""What ``protect(…, gateway=)`` takes: a gateway of the kind that the calls need, or the object with both."""
+"""What ``protect(…, gateway=)`` takes: a gateway of the right kind, or the object that has both kinds."""
 
 
 class _One:
-    """A single gateway in the place of an application: it serves calls of its own kind only."""
+    """A single gateway in place of an application; it only serves calls of its own kind."""
 
     def __init__(self, given: Gateway | AsyncGateway) -> None:
         self._given = given
@@ -127,21 +127,21 @@ def _other_kind(how: str, needed: str) -> InvalidInput:
 
 
 class Approving(NamedTuple):
-    """What a framework with approvals of its own says of a call that may need one."""
+    """The state of a call in a framework with its own approvals."""
 
     verdict: Verdict | None = None
-    """What its people decided."""
+    """The decision made in the framework."""
     shown_in: str = ""
-    """Its name, if it shows them the question."""
+    """The name of the framework, if it shows the question."""
     only_asks: bool = False
-    """It shows the question before it makes the call: this one dispatches nothing."""
+    """Whether to ask only: the framework shows the question first, so nothing is dispatched."""
 
 
 NOBODY: Final = Approving()
 
 
 class GuardedTools:
-    """The tools of one framework object, behind the gateway that was given or that of the current application."""
+    """The tools of one framework object, behind the given gateway or that of the current application."""
 
     def __init__(self, specs: Mapping[str, ToolSpec], through: Through | None = None) -> None:
         self._specs = dict(specs)
@@ -150,11 +150,11 @@ class GuardedTools:
 
     @property
     def app(self) -> Antiphon | _One:
-        """Where the calls go to: what was given, else the current application."""
+        """The target of the calls: the given one, or else the current application."""
         return self._app if self._app is not None else current()
 
     def spec(self, name: str, description: str = "") -> ToolSpec:
-        """What is declared. A tool nobody declared is taken for one that must not be repeated."""
+        """The declared spec; an undeclared tool is treated as not idempotent."""
         found = self._specs.get(name)
         if found is None:
             found = self._specs[name] = ToolSpec(name=name, idempotent=False, reuse="turn", description=description)
@@ -163,7 +163,7 @@ class GuardedTools:
     def call(
         self, spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body, approving: Approving = NOBODY
     ) -> Given:
-        """One synchronous call. An exception of the tool itself comes out as it is."""
+        """One synchronous call; an exception raised by the tool propagates unchanged."""
         gateway = self.app.gateway
         _registered(gateway, spec, _run)
         failure = _Failure(body)
@@ -193,7 +193,7 @@ class GuardedTools:
         body: Body,
         approving: Approving,
     ) -> Given:
-        """Suspends only for an asynchronous gateway. A call without an id is known by its place in the run (D2)."""
+        """Make the call, suspending only with an async gateway; a call without an id is identified by position (D2)."""
         with self._around(place, body):
             if place.call_id is None:
                 alone = TurnState(SessionState(_session(place), "default"))
@@ -211,7 +211,7 @@ class GuardedTools:
                 if approving.only_asks and not needed(call.plan, call.arguments):
                     return Given(None, False)
                 call.options = call.options._replace(**approving._asdict())
-                if approving.verdict is not None and approving.shown_in:  # people may change what the call says
+                if approving.verdict is not None and approving.shown_in:  # people may have changed the arguments
                     call.options = call.options._replace(by_id=False)
             outcome = gateway.run(call)
             return failure.outcome(gateway, call, outcome if isinstance(outcome, Outcome) else await outcome)
@@ -239,7 +239,7 @@ class GuardedTools:
 
 
 def _is_random(call_id: str) -> bool:
-    """Whether an id was drawn, as OpenAI's and Anthropic's are: others may be counted from 0 in each response."""
+    """Whether an id looks random, as OpenAI's and Anthropic's do; others may be numbered from 0 in each response."""
     return any(
         len(part) >= _DRAWN and len(_SWITCH.findall(part)) >= _SWITCHES
         for part in _NO_ID.split(call_id.replace("-", ""))
@@ -247,7 +247,7 @@ def _is_random(call_id: str) -> bool:
 
 
 class _Failure:
-    """Runs the body and remembers what it raised, so that the framework sees its own exception."""
+    """Runs the body and keeps its exception, so that the framework sees the original."""
 
     def __init__(self, body: Callable[[dict[str, Any]], Any]) -> None:
         self._body = body
@@ -268,7 +268,7 @@ class _Failure:
             raise
 
     def outcome(self, gateway: Gateway | AsyncGateway, call: GuardedCall, outcome: Outcome) -> Given:
-        """What the framework is given; a replay raises the exception that the recorded tool raised."""
+        """The result for the framework; a replay raises the exception that the tool raised when recorded."""
         if outcome.code == "denied":
             return Given(None, False, outcome.code, results.denied(call, outcome).details)
         if outcome.code == REQUIRED:
@@ -278,11 +278,11 @@ class _Failure:
         return self.given(gateway.answer(call, outcome))
 
     def _asked(self, call: GuardedCall, result: ToolResultEnvelope) -> Given:
-        """A person has to decide: what they are asked."""
+        """The result with the approval question."""
         error, spec = result.error, call.tool.spec
         approval = "" if not error or not error.approval_id else error.approval_id
         given = self.given(result)
-        if not approval:  # where none could be asked for, there is nothing to decide
+        if not approval:  # no approval could be requested, so there is nothing to decide
             return given
         approving = call.plan.approving
         arguments = call.plan.results.told(call.arguments if approving is None else approving.shown(call.arguments))
@@ -300,7 +300,7 @@ class _Failure:
 
 
 def _in_its_words(call: GuardedCall, error: BaseException) -> BaseException:
-    """A recorded exception with the message it had: where the outcome is unknown, the gateway's words are around it."""
+    """A recorded exception with its original message, which the gateway wraps if the outcome is unknown."""
     said = said_in(str(error), call.tool.full_name)
     if said is None:
         return error
@@ -309,10 +309,10 @@ def _in_its_words(call: GuardedCall, error: BaseException) -> BaseException:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether an exception is of the gateway's making (out of time): frameworks are told about it in words."""
+    """Whether the gateway raised the exception (a timeout); frameworks then get a message instead."""
     recorded = error.data.get("recorded") if isinstance(error, AntiphonError) else None
     name = str(recorded.get("class")) if isinstance(recorded, Mapping) else type(error).__module__
-    ours = name.startswith("antiphon.") and not name.startswith("antiphon.adapters.")  # those raise as frameworks do
+    ours = name.startswith("antiphon.") and not name.startswith("antiphon.adapters.")  # adapters raise like frameworks
     return ours or not isinstance(error, Exception)
 
 
@@ -325,7 +325,7 @@ async def _run_async(**params: Any) -> Any:
 
 
 def _registered(gateway: Any, spec: ToolSpec, function: Callable[..., Any]) -> None:
-    """Register the tool once; a declaration that changed replaces the one before."""
+    """Register the tool once; a changed declaration replaces the previous one."""
     found = gateway.find(spec.namespace, spec.name)
     if found is None or (found.spec is not spec and found.spec != spec and found.function in (_run, _run_async)):
         gateway.register(function, spec)
@@ -339,12 +339,12 @@ def _session(place: Place) -> str:
 
 
 def _envelope(spec: ToolSpec, arguments: Mapping[str, Any], place: Place) -> ToolCallEnvelope:
-    """The call. Its identity is the model's call id within the session; where there is neither session nor run, a new
-    one, because call ids of different conversations may be equal (D2).
+    """The envelope of the call, identified by the model's call id within the session; without a session or run, by a
+    new id, because call ids of different conversations may be equal (D2).
     """
     request = uuid7()
     told = place.session is not None or current_scope() is not None
-    if not told and spec.approve is not None:  # whoever decides comes back with this id and nothing else
+    if not told and spec.approve is not None:  # the decision comes back with this id only
         told = _is_random(place.call_id or "")
     known = place.call_id if told else None
     identity = request if known is None else f"{place.asked_in}:{known}" if place.asked_in else known

@@ -1,4 +1,4 @@
-"""Calls of LangChain: tools behind the gateway, chat models recorded; messages and results as plain data, and back."""
+"""LangChain calls: guarded tools, recorded chat models, and the conversion of messages and results to plain data."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ _SETTINGS = (
 
 
 def vendor_of(model: Any) -> str:
-    """Who serves a chat model, by the package it comes from: ``langchain_openai`` gives ``openai``.
+    """The vendor of a chat model, from its package name: ``langchain_openai`` gives ``openai``.
 
-    A class of a script counts as the one that it is made from: a script has another name each time it is loaded. What
-    a recording called it is used for its replay.
+    For a class defined in a script, its base class counts: a script gets a new module name each time it is loaded. A
+    replay uses the recorded vendor.
     """
     kinds = type(model).__mro__
     kind = next(kind for kind in kinds if not is_of_script(kind.__module__))
@@ -81,7 +81,7 @@ def vendor_of(model: Any) -> str:
 
 
 def name_of(model: Any) -> str:
-    """The model's name, under whichever attribute its package keeps it."""
+    """The model's name, from whichever attribute its package uses."""
     fields = vars(model)
     for attribute in _MODEL_NAMES:
         value = fields.get(attribute)
@@ -91,7 +91,7 @@ def name_of(model: Any) -> str:
 
 
 def config_of(model: Any) -> dict[str, Any]:
-    """What the determinism score reads off a chat model (K3)."""
+    """The settings of a chat model that the determinism score uses (K3)."""
     config: dict[str, Any] = {"model_name": name_of(model), "provider": vendor_of(model)}
     for name in ("temperature", "seed"):
         value = vars(model).get(name)
@@ -103,7 +103,7 @@ def config_of(model: Any) -> dict[str, Any]:
 def request_body(
     model: Any, messages: Sequence[BaseMessage], tools: Sequence[Any] = (), settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The request in OpenAI's chat dialect, whoever serves the model. Message ids are left out: they are random."""
+    """The request in OpenAI's chat dialect, whatever the vendor, without message ids, which are random."""
     spoken = []
     for message in messages:
         role, content = _ROLES.get(type(message)), message.content
@@ -112,7 +112,7 @@ def request_body(
         else:
             spoken.append(_spoken(message))
     body: dict[str, Any] = {"model": name_of(model), "messages": spoken}
-    fields = vars(model)  # a chat model keeps its settings as fields; to ask for one it lacks is slow
+    fields = vars(model)  # settings are fields; getattr for a missing one is slow
     for name in _SETTINGS:
         value = fields.get(name)
         if isinstance(value, (bool, int, float, str, list)) or (isinstance(value, dict) and value):
@@ -126,11 +126,11 @@ def request_body(
 
 _TOOLS_KEPT = 256
 _tools: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
-"""Tools by the identity of their objects, what they said of themselves, and that in OpenAI's dialect."""
+"""By ``id()`` of the tool: the tool, its description, and that description in OpenAI's dialect."""
 
 
 def tool_body(tool: Any) -> dict[str, Any]:
-    """A tool in OpenAI's dialect. To make its schema is slow, so it is made again only if the tool has changed."""
+    """A tool in OpenAI's dialect, cached until the tool changes, because building the schema is slow."""
     schema = getattr(tool, "args_schema", None)
     if not isinstance(tool, BaseTool) or not isinstance(schema, type) or tool.metadata or getattr(tool, "extras", None):
         return convert_to_openai_tool(tool)
@@ -147,7 +147,7 @@ _ROLES = {HumanMessage: "user", SystemMessage: "system"}
 
 
 def _spoken(message: BaseMessage) -> dict[str, Any]:
-    """A message in OpenAI's dialect; an answer that is plain text takes the short way."""
+    """A message in OpenAI's dialect, with a fast path for plain text answers."""
     if type(message) is AIMessage and isinstance(message.content, str):
         if not (message.tool_calls or message.invalid_tool_calls or message.name):
             return {"role": "assistant", "content": message.content}
@@ -156,8 +156,8 @@ def _spoken(message: BaseMessage) -> dict[str, Any]:
 
 
 def _dumped(message: BaseMessage) -> dict[str, Any]:
-    """A message as data, without the fields that say nothing."""
-    if type(message) is AIMessage and not message.additional_kwargs:  # where objects of a provider's package may be
+    """A message as data, without empty fields."""
+    if type(message) is AIMessage and not message.additional_kwargs:  # which may hold objects of a provider's package
         data = {**vars(message), **(message.model_extra or {})}
     else:
         data = message.model_dump()
@@ -210,7 +210,7 @@ _MODEL_NAMES = ("model_name", "model", "model_id", "deployment_name")
 
 @functools.cache
 def _settable(kind: type) -> tuple[str, ...]:
-    """What a replay can change in a chat model: what its package keeps as a field."""
+    """The settings of a chat model that a replay can change, which are its fields."""
     fields = getattr(kind, "model_fields", {})
     named = ["model"] if any(name in fields for name in _MODEL_NAMES) else []
     return (*named, *(name for name in ("temperature", "seed") if name in fields), "prompt")
@@ -226,7 +226,7 @@ def with_settings(model: Any, wanted: Mapping[str, Any]) -> Any:
 
 
 def pack_messages(messages: Sequence[BaseMessage], structured: Any = None) -> dict[str, Any]:
-    """The answer of a model: in OpenAI's dialect for whoever reads the recording, and as it was for the replay."""
+    """A model's answer in OpenAI's dialect for readers of the recording, and unchanged for the replay."""
     said = None
     native: dict[str, Any] = {"messages": []}
     for message in messages:
@@ -251,7 +251,7 @@ def pack_messages(messages: Sequence[BaseMessage], structured: Any = None) -> di
 
 
 def _refused(about: Mapping[str, Any]) -> str | None:
-    """A refusal that a provider says by its stop reason."""
+    """The refusal that a provider reports as its stop reason."""
     reason = about.get("stop_reason") or about.get("finish_reason")
     return str(reason) if reason in ("refusal", "content_filter", "SAFETY", "guardrail_intervened") else None
 
@@ -274,7 +274,7 @@ def unpack_messages(value: Mapping[str, Any]) -> list[BaseMessage]:
 
 
 def pack_result(result: Any) -> Any:
-    """What a tool call gave: a message, or a command that changes the graph's state."""
+    """Pack the result of a tool call: a message, or a command that changes the graph's state."""
     if isinstance(result, ToolMessage):
         packed = {"content": result.content, "status": result.status, "name": result.name}
         more = {"additional_kwargs": result.additional_kwargs or None, "artifact": result.artifact}
@@ -290,14 +290,14 @@ def pack_result(result: Any) -> Any:
 
 
 def told(words: str, call: Mapping[str, Any], **options: Any) -> Any:
-    """A sentence in place of a result, for the model that asked; for code that called the tool itself, the words."""
+    """A message in place of a result: a tool message for the model, or plain text for code that called the tool."""
     if call["id"] is None:
         return words
     return ToolMessage(words, tool_call_id=call["id"], name=call["name"], **options)
 
 
 def unpack_result(packed: Any, call: Mapping[str, Any]) -> Any:
-    """The same again, as the answer to *call*; a sentence in its place (a blocked call) is told to the model."""
+    """Unpack a result as the answer to *call*; plain text in its place (a blocked call) becomes a tool message."""
     if not isinstance(packed, Mapping) or not packed.keys() & {"message", "command", "value"}:
         return told(packed if isinstance(packed, str) else json.dumps(packed), call)
     if "message" in packed:
@@ -336,13 +336,13 @@ def _unpack_value(value: Any) -> Any:
 
 
 def paused(interrupt: GraphInterrupt) -> Paused:
-    """An interrupt on its way through the gateway; its message is what a replay needs to raise it again."""
+    """Wrap an interrupt for the gateway; its message has what a replay needs to raise it again."""
     found = interrupt.args[0] if interrupt.args else ()
     return Paused(json.dumps([{"value": item.value, "id": item.id} for item in found], default=str))
 
 
 def interrupt_again(message: str) -> GraphInterrupt:
-    """The recorded interrupt."""
+    """Restore a recorded interrupt."""
     return GraphInterrupt(tuple(Interrupt(**item) for item in json.loads(message or "[]")))
 
 
@@ -350,11 +350,11 @@ Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
 
 
 _ANSWER = {"decision": "approve or deny", "by": "who decides", "reason": "told to the model when denied"}
-"""What a graph that asks is resumed with, beside the id of the approval."""
+"""The fields that resume a waiting graph, besides the approval id."""
 
 
 def _verdicts(answer: Any) -> Iterator[tuple[str, Verdict]]:
-    """The decisions in what a graph was resumed with: one, a list of them, or ``{approval id: "approve"}``."""
+    """The decisions in a resume value: one, a list of them, or ``{approval id: "approve"}``."""
     if isinstance(answer, (list, tuple)):
         for one in answer:
             yield from _verdicts(one)
@@ -375,7 +375,7 @@ class ToolCalls:
         self._guard = GuardedTools(specs_of(tools), app)
         self._session = session
         self._said: dict[str, Verdict] = {}
-        """What people decided on calls that have not come by yet."""
+        """Decisions on calls that have not been reached yet."""
         self._asking = threading.Lock()
 
     def wrap(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
@@ -427,28 +427,28 @@ class ToolCalls:
             return live.result(given, call)
 
     def _decided(self, question: dict[str, Any]) -> Verdict | None:
-        """What the person says to whom the interrupt of the graph shows *question*; ``None`` outside of a graph.
+        """Interrupt the graph with *question* and return the decision; ``None`` outside of a graph.
 
-        LangGraph matches what a graph is resumed with by order alone, and the call may be another one by then. So only
-        an answer that names the approval counts; one for a call beside this one is kept for that.
+        LangGraph matches resume values by order only, and by then the call may be a different one. So only an answer
+        that names the approval counts; answers for parallel calls are kept for them.
         """
         approval = question["approvalId"]
-        with self._asking:  # the calls of a node run on threads, and LangGraph counts its interrupts without a lock
+        with self._asking:  # a node's calls run in threads, and LangGraph counts interrupts without a lock
             while (verdict := self._said.pop(approval, None)) is None:
                 try:
                     answer = interrupt({**question, "answer": {"approvalId": approval, **_ANSWER}})
-                except (RuntimeError, KeyError):  # a tool that is called by itself
+                except (RuntimeError, KeyError):  # the tool was called outside of a graph
                     return None
                 said = dict(_verdicts(answer))
                 if not said:
                     log.warning("a graph was resumed with an answer that names no approval; %s still waits", approval)
-                if len(self._said) > _KEPT:  # whoever is forgotten is asked again
+                if len(self._said) > _KEPT:  # forgotten decisions are asked for again
                     self._said.clear()
                 self._said |= said
         return verdict
 
     def _traced(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Any:
-        """A call of a tool's own method: what names it, spec, arguments, place, and how it is made."""
+        """A direct call of a tool: its id and name, spec, arguments, place, and body."""
 
         def made(params: dict[str, Any]) -> Any:
             return body({**given, **params} if isinstance(given, dict) else given)
@@ -466,13 +466,13 @@ class ToolCalls:
         return Place(session, request.tool_call["id"], _message_id(request))
 
     def _thread(self, config: Mapping[str, Any] | None) -> str | None:
-        """The session that was given, else the thread of the graph."""
+        """The given session, or else the graph's thread."""
         thread = ((config or {}).get("configurable") or {}).get("thread_id")
         return self._session or (None if thread is None else str(thread))
 
 
 class _Live:
-    """The result as the tool gave it in this process; a reused or replayed one is made from the record."""
+    """Keeps the original result of a call made in this process; others are rebuilt from the record."""
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
@@ -490,7 +490,7 @@ class _Live:
 
 
 guarded_call: ContextVar[str | None] = ContextVar("antiphon_guarded_tool_call", default=None)
-"""The call that is in the tool now; what sees it further inside leaves it alone."""
+"""The call that a tool is executing, so that inner wrappers leave it alone."""
 
 
 @contextmanager
@@ -506,7 +506,7 @@ def _guarded_here(call: str | None) -> Iterator[None]:
 
 @contextmanager
 def _interrupting() -> Iterator[None]:
-    """A tool that paused interrupts the graph again."""
+    """Turn a tool's pause back into an interrupt of the graph."""
     try:
         yield
     except Paused as pause:
@@ -514,7 +514,7 @@ def _interrupting() -> Iterator[None]:
 
 
 def _arguments(tool: BaseTool, given: Any) -> dict[str, Any]:
-    """What the model gave a tool, without what the graph puts in (state, store, runtime)."""
+    """The arguments from the model, without those that the graph injects (state, store, runtime)."""
     if not isinstance(given, dict):
         return {"input": given}
     schema: Any = tool.tool_call_schema
@@ -523,7 +523,7 @@ def _arguments(tool: BaseTool, given: Any) -> dict[str, Any]:
 
 
 def _handled(request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Body:
-    """How *handler* makes the call with other arguments."""
+    """A body that runs *handler* with given arguments."""
     return lambda params: handler(request.override(tool_call={**request.tool_call, "args": params}))
 
 
@@ -540,7 +540,7 @@ def _message_id(request: ToolCallRequest) -> str | None:
 
 
 _UNHEARD: RunnableConfig = {"callbacks": []}
-"""Listeners around a call hear the model that wraps the other one: they would hear everything twice."""
+"""No callbacks for the inner model: the outer one already runs them, so they would fire twice."""
 
 
 class RecordedChatModel(BaseChatModel):
@@ -605,7 +605,7 @@ def through(
     call: Callable[[Any, Sequence[BaseMessage]], Any],
     *codec: Codec,
 ) -> Any:
-    """*call* of *model*, made and recorded by *record*; without a *scope*, made as it is."""
+    """Make *call* of *model* and record it with *record*; without a *scope*, just make it."""
 
     def send() -> Any:
         return call(model, messages)
@@ -614,7 +614,7 @@ def through(
 
 
 def as_chunk(chunk: Any) -> Any:
-    """A model that does not stream gives its whole message at once."""
+    """A message as a chunk, because a model that does not stream returns it whole."""
     if isinstance(chunk, BaseMessageChunk):
         return chunk
     return AIMessageChunk(**{**chunk.model_dump(exclude={"type"}), "chunk_position": "last"})
@@ -636,5 +636,5 @@ CODEC = Codec(
 
 
 def chat_model(inner: BaseChatModel) -> RecordedChatModel:
-    """The chat model with its calls recorded, streams included; it is used like the one inside."""
+    """The chat model with its calls recorded, including streams; use it like the original."""
     return inner if isinstance(inner, RecordedChatModel) else RecordedChatModel(inner=inner)

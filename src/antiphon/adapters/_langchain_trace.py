@@ -38,16 +38,16 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 CONFIGURED: Any = object()
-"""Artifacts go where the configuration says: a folder, or a bucket."""
+"""Write artifacts to the configured folder or bucket."""
 
 
 def trace_agent(
     *, name: str | None = None, artifacts: str | Path | None = CONFIGURED, app: Antiphon | None = None
 ) -> Callable[[F], F]:
-    """Make a function, usually ``main()``, one recorded run; its artifact is kept when the function ends.
+    """Record each call of a function, usually ``main()``, as one run and write its artifact at the end.
 
-    It goes to the configured storage (``[artifacts]``), or to the folder *artifacts*; ``None`` keeps none.
-    Inside a run that is open already (``antiphon run``, a replay) the function is only called.
+    The artifact goes to the configured storage (``[artifacts]``) or to the folder *artifacts*; ``None`` writes none.
+    If a run is already open (``antiphon run``, a replay), the function is just called.
     """
 
     def decorate(function: F) -> F:
@@ -88,7 +88,7 @@ def trace_agent(
 
 @contextmanager
 def _exported(app: Antiphon, name: str, folder: str | Path | None, **options: Any) -> Iterator[Run]:
-    """A run of *app*; its artifact is written when it is over, however it ends."""
+    """A run of *app* whose artifact is written when it ends, even if it fails."""
     run = app.run(name, **options)
     try:
         with using(app):
@@ -104,10 +104,10 @@ def _exported(app: Antiphon, name: str, folder: str | Path | None, **options: An
 
 
 def trace_agent_invoke(agent: Any, input: Any, llm: Any = None, config: Any = None, **options: Any) -> Any:  # noqa: A002
-    """``agent.invoke(input)`` as one interaction of the open run; without one, as a run of its own.
+    """Call ``agent.invoke(input)`` as one interaction of the open run, or else as its own run.
 
-    Model and tool calls of the agent are recorded, guarded and replayed, with or without the middleware. Give *llm*,
-    so that model, provider, temperature and seed are known to the determinism score.
+    The agent's model and tool calls are recorded, guarded and replayed, with or without the middleware. Pass *llm* so
+    that the determinism score knows model, provider, temperature and seed.
     """
     run = active_run.get()
     if run is not None:
@@ -133,17 +133,17 @@ def _interact(run: Run, agent: Any, given: Any, llm: Any, config: Any, options: 
 
 
 _traced: ContextVar[ToolCalls | None] = ContextVar("antiphon_traced_agent", default=None)
-"""Set while :func:`trace_agent_invoke` runs an agent: its chat models and tools are seen wherever they are used."""
+"""Set while :func:`trace_agent_invoke` runs an agent, so that its chat models and tools are seen everywhere."""
 
 
 def _model_scope(model: Any) -> RunScope | None:
-    """The run that is to see a chat model's call, if no wrapper of ours sees it already."""
+    """The run that should record a chat model's call, unless another wrapper already does."""
     return recording_scope() if _traced.get() is not None and not isinstance(model, RecordedChatModel) else None
 
 
 @functools.cache
 def _hook() -> None:
-    """Let LangChain's chat models and tools ask whether they are traced; untraced, they do what they did."""
+    """Patch LangChain's chat models and tools to check for tracing; otherwise they behave as before."""
     _hook_answers(BaseChatModel)
     _hook_streams(BaseChatModel)
     _hook_tools(BaseTool)
@@ -245,7 +245,7 @@ def _hook_tools(kind: Any) -> None:
 
 
 def _tool_calls(options: Mapping[str, Any]) -> ToolCalls | None:
-    """Who guards this call of a tool: nobody outside a traced agent, and in a call that is guarded already."""
+    """The guard for a tool call; none outside a traced agent or inside a call that is already guarded."""
     calls = _traced.get()
     if calls is None or current_scope() is None:
         return None
@@ -259,7 +259,7 @@ def _name(agent: Any) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """An input without the random ids of its messages."""
+    """An input without the random message ids."""
     if isinstance(value, BaseMessage):
         return convert_to_openai_messages(value)
     if isinstance(value, Mapping):
@@ -268,7 +268,7 @@ def _shown(value: Any) -> Any:
 
 
 def _said(result: Any) -> Any:
-    """What the agent answered: its output, or its last message."""
+    """The agent's answer: its output or last message."""
     if not isinstance(result, Mapping):
         return _shown(result)
     if "output" in result:

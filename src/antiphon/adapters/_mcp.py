@@ -1,6 +1,6 @@
-"""MCP as a transport sees it: JSON-RPC messages to a server, recorded, and answered by a replay.
+"""MCP at the transport level: JSON-RPC messages to a server, recorded and replayed.
 
-Over HTTP the transports of :mod:`antiphon.adapters.httpx` use it; over stdio a replay starts no process.
+The transports of :mod:`antiphon.adapters.httpx` use it for HTTP; on stdio, a replay starts no process.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from antiphon.adapters._model import recording_scope
 from antiphon.ports import Answer
 
 NEWEST = "2026-07-28"
-"""From this revision on requests name their revision, headers repeat what the body says, and results have a type."""
+"""From this revision on, requests name their revision, headers repeat body fields, and results have a type."""
 _REVISION = "io.modelcontextprotocol/protocolVersion"
 UNEXECUTED = frozenset({-32020, -32021, -32022})
-"""Codes of a server that has not executed the request; what others mean is not known."""
+"""Error codes that say that the server did not execute the request; others leave this unknown."""
 
 
 APPROVAL = "antiphon/approval"
-"""The field of ``_meta`` that says what a person is asked before a call is made."""
+"""The field of ``_meta`` with the approval question for a call."""
 
 
 class Request(NamedTuple):
-    """One JSON-RPC message on its way to a server."""
+    """One JSON-RPC message to a server."""
 
     id: Any
-    """``None`` for a notification, which nobody answers."""
+    """``None`` for a notification, which gets no answer."""
     method: str
     params: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """The boundary's name: the method, and the tool of a call."""
+        """The name of the boundary: the method, and for a tool call the tool."""
         tool = self.params.get("name") if self.method == "tools/call" else None
         return f"{self.method} {tool}" if tool else self.method
 
     def result(self, **fields: Any) -> dict[str, Any]:
-        """A result that no server made, in the form of the request's revision."""
+        """A result of our own, in the format of the request's revision."""
         meta = self.params.get("_meta")
         revision = meta.get(_REVISION) if isinstance(meta, dict) else None
         is_newest = isinstance(revision, str) and revision >= NEWEST
@@ -57,18 +57,18 @@ class Request(NamedTuple):
 
 
 KNOWN = "antiphon_mcp"
-"""Extension of a request whose server is known to speak MCP."""
+"""Request extension: set if the server is known to speak MCP."""
 
 
 def looks_like_mcp(method: str, headers: Mapping[str, str], extensions: Mapping[str, Any]) -> bool:
-    """Whether a request may be one of MCP's: it is known, or takes JSON as well as an event stream."""
+    """Whether a request may be MCP: it is marked as such, or accepts both JSON and an event stream."""
     accepted = headers.get("accept", "")
     takes_both = "text/event-stream" in accepted and "application/json" in accepted
     return method == "POST" and (takes_both or bool(extensions.get(KNOWN)))
 
 
 def is_listening(method: str, headers: Mapping[str, str]) -> bool:
-    """The stream a client keeps open for the server, and the end of a session: a replay has no use for them."""
+    """Whether a request opens the client's listening stream or ends the session; a replay needs neither."""
     if method == "GET":
         return headers.get("accept", "") == "text/event-stream"
     return method == "DELETE" and "mcp-session-id" in headers
@@ -91,7 +91,7 @@ _GUARDED = "mcp calls that a guard records"
 
 @contextmanager
 def guarded(name: str, arguments: dict[str, Any]) -> Iterator[None]:
-    """Around a tool call that is recorded already: the task that sends it has another context than the caller's."""
+    """Mark a tool call as already recorded; not by context variable, because the sending task has its own context."""
     scope = current_scope()
     if scope is None:
         yield
@@ -106,7 +106,7 @@ def guarded(name: str, arguments: dict[str, Any]) -> Iterator[None]:
 
 
 def is_guarded(scope: RunScope, request: Request) -> bool:
-    """Whether a guard records this request; a client may list the tools for the sake of a call, to check its result."""
+    """Whether a guard already records this request; a client may also list tools to check the result of a call."""
     counts = scope.gateway_state.get(_GUARDED)
     if counts is None:
         return False
@@ -120,7 +120,7 @@ def _known_by(name: str, arguments: Any) -> tuple[str, bytes]:
 
 
 def open_request(scope: RunScope, request: Request, *, asynchronous: bool) -> Boundary:
-    """The boundary of the request; progress tokens and trace contexts are no part of what is asked."""
+    """The boundary of the request; progress tokens and trace contexts do not count as part of it."""
     arguments = {name: value for name, value in request.params.items() if name != "_meta"}
     payload = {"arguments": arguments}
     return Boundary(
@@ -129,25 +129,25 @@ def open_request(scope: RunScope, request: Request, *, asynchronous: bool) -> Bo
 
 
 _BOUNDARY = re.compile(rb"\r\n(?:\r\n?|\n)|\n(?:\r\n?|\n)|\r\r\n?")
-"""The end of a line and an empty line, each ended in one of three ways."""
+"""A line ending followed by an empty line, each with CRLF, LF or CR."""
 LARGEST = 64 * 1024 * 1024
-"""Bytes of one message of a server."""
+"""The largest message of a server, in bytes."""
 
 
 def leg_of(state: Any, said: Any) -> str | None:
-    """Which leg of an exchange in several round trips: what the server gave and what the client says to it."""
+    """Identifies one leg of a multi-round-trip exchange: the server's state and the client's responses."""
     if (state, said) == (None, None):
         return None
     return hashlib.sha256(orjson.dumps([state, said], option=orjson.OPT_SORT_KEYS, default=_plain)).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """A model of the SDK as JSON."""
+    """An SDK model as JSON."""
     return value.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 class EventReader:
-    """Cuts an event stream into its events, each as it came, as soon as it is complete."""
+    """Splits an event stream into raw events, each as soon as it is complete."""
 
     def __init__(self) -> None:
         self._left = b""
@@ -163,13 +163,13 @@ class EventReader:
             raise ConnectionResetError(f"The server sent a message of over {LARGEST} bytes.")
 
     def rest(self) -> bytes:
-        """An event that the end of the stream completes, if there is one."""
+        """The event that the end of the stream completes, if any."""
         left, self._left = self._left, b""
         return left + b"\n\n" if left.strip() else b""
 
 
 def fields_of(event: bytes) -> dict[bytes, bytes]:
-    """The fields of an event beside its data, such as its id."""
+    """The fields of an event other than its data, such as its id."""
     lines = (line.partition(b":") for line in event.splitlines() if not line.startswith((b"data", b":")))
     return {name: value.removeprefix(b" ") for name, _, value in lines if name}
 
@@ -181,7 +181,7 @@ def message_of(event: bytes) -> Any:
 
 
 def parsed(data: bytes) -> Any:
-    """The message in *data*; ``None`` if that is no JSON."""
+    """The message in *data*; ``None`` if it is not JSON."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -194,12 +194,12 @@ def answers(message: Any, request: Request) -> bool:
 
 
 def is_notice(message: Any) -> bool:
-    """Whether *message* tells the client something (progress, a log line) and asks for nothing."""
+    """Whether *message* is a notification for the client (progress, a log line) that expects no answer."""
     return isinstance(message, dict) and "id" not in message and isinstance(message.get("method"), str)
 
 
 def notice_for(message: Any, request: Request) -> dict[str, Any] | None:
-    """A recorded notice for this delivery: progress goes under its token; ``None`` if it did not ask for any."""
+    """A recorded notification for this delivery, with its progress token; ``None`` if it did not request progress."""
     if not is_notice(message) or message["method"] != "notifications/progress":
         return message if is_notice(message) else None
     meta, params = request.params.get("_meta"), message.get("params")
@@ -210,23 +210,23 @@ def notice_for(message: Any, request: Request) -> dict[str, Any] | None:
 
 
 def event_of(message: Any) -> bytes:
-    """A message as an event of a stream."""
+    """A message as a stream event."""
     return b"event: message\ndata: " + orjson.dumps(message) + b"\n\n"
 
 
 class Replayed(NamedTuple):
-    """A recorded answer as the body of a response."""
+    """A recorded answer as a response body."""
 
     status: int
     content_type: str
     chunks: list[bytes]
     gaps: Sequence[float]
     stays: bool = False
-    """Whether the stream stays open, as one does that a client listens to."""
+    """Whether the stream stays open, as a listening stream does."""
 
 
 def replayed(answer: Answer, request: Request) -> Replayed | None:
-    """What a client is given in place of the server's response; ``None`` if it got none that could be read."""
+    """The replacement for the server's response; ``None`` if no readable response was recorded."""
     value = answer.value
     refused = answer.outcome == "error" and isinstance(value, dict)
     if refused and isinstance(value.get("status"), int):
@@ -250,19 +250,19 @@ def _timed(answer: Answer) -> Iterator[tuple[Any, float]]:
 
 
 def content_of(answer: Answer, request: Request) -> bytes:
-    """A recorded answer for this delivery."""
+    """A recorded answer, encoded for this delivery."""
     value = answer.value if isinstance(answer.value, dict) else {"jsonrpc": "2.0", "result": request.result()}
     return orjson.dumps({**value, "id": request.id})
 
 
 LISTEN = "subscriptions/listen"
-"""The request whose answer is a stream that stays open."""
+"""The request whose response is a stream that stays open."""
 MOST_NOTICES = 10_000
-"""Notices of one call that are recorded; the rest is only passed on."""
+"""The maximum number of notifications recorded per call; the rest are only forwarded."""
 
 
 class McpLog(StreamLog):
-    """Watches an answer on its way to the client: notices are recorded as they come, the answer when it is complete."""
+    """Records an answer on its way to the client: notifications as they arrive, the answer once complete."""
 
     def __init__(self, boundary: Boundary, request: Request, content_type: str) -> None:
         super().__init__(boundary, {})
@@ -313,7 +313,7 @@ def wrap_stdio(module: ModuleType) -> None:
 
 
 def recorded_stdio(original: Any) -> Any:
-    """A ``stdio_client`` whose messages are recorded; a replay answers them without a process."""
+    """A ``stdio_client`` that records its messages; a replay answers them without a process."""
     if hasattr(original, _MARK):
         return original
 
@@ -337,7 +337,7 @@ def recorded_stdio(original: Any) -> Any:
 
 @asynccontextmanager
 async def _between(relay: _Relay, source: Any = None) -> AsyncIterator[Any]:
-    """Streams for the session; what goes out and comes in passes over *relay*."""
+    """Streams for the session, relayed through *relay*."""
     import anyio
 
     to_session, session_reads = anyio.create_memory_object_stream[Any](0)
@@ -370,7 +370,7 @@ async def _between(relay: _Relay, source: Any = None) -> AsyncIterator[Any]:
 
 
 async def _quietly(pump: Any) -> None:
-    """A stream that was closed by the other side is the end, not a failure."""
+    """Run *pump* until a stream is closed by the other side, which is not a failure."""
     import anyio
 
     try:
@@ -383,7 +383,7 @@ _TIMED_OUT = {"code": -32001, "message": "Request timed out: the client did not 
 
 
 class _Relay:
-    """Between session and server. Live, requests and answers are recorded; without a server, the replay answers."""
+    """Relays messages between session and server: records them, or answers from the replay if there is no server."""
 
     to_session: Any = None
 
@@ -393,7 +393,7 @@ class _Relay:
         self._open: dict[Any, tuple[str, Boundary]] = {}
 
     async def goes_out(self, message: Any) -> None:
-        """A message of the session. Notifications and answers to the server are no requests."""
+        """Handle a message from the session; notifications and responses are not recorded as requests."""
         body = message.message.model_dump(by_alias=True, mode="json", exclude_none=True)
         await self._given_up(body)
         request = None
@@ -410,7 +410,7 @@ class _Relay:
             await self._write.send(message)
 
     async def comes_back(self, message: Any) -> None:
-        """A message of the server."""
+        """Handle a message from the server."""
         body = getattr(message, "message", None)
         waiting = None if hasattr(body, "method") else self._open.pop(getattr(body, "id", None), None)
         if waiting is not None and body is not None:
@@ -418,9 +418,10 @@ class _Relay:
             await waiting[1].finish("ok", value={name: item for name, item in value.items() if name != "id"})
 
     async def _given_up(self, body: dict[str, Any]) -> None:
-        """Requests whose answer the session no longer waits for; one that still comes is not what it saw.
+        """Close requests that the session no longer waits for; it will not see an answer that still arrives.
 
-        It says so, except of ``server/discover``: after that it says ``initialize``, as to a server of the older kind.
+        The session cancels them explicitly, except ``server/discover``: after that it sends ``initialize``, as it would
+        to an older server.
         """
         method, told = body.get("method"), (body.get("params") or {}).get("requestId")
         for number, (asked, boundary) in list(self._open.items()):
@@ -430,7 +431,7 @@ class _Relay:
                 await boundary.finish("ok", value={"jsonrpc": "2.0", "error": _TIMED_OUT})
 
     async def closed(self) -> None:
-        """The session has nothing more to say."""
+        """Handle the end of the session's messages."""
         if self._write is not None:
             await self._write.aclose()
 

@@ -1,7 +1,7 @@
-"""Model calls seen at a framework's own seam: one request in OpenAI's chat dialect, one response kept as it came.
+"""Model calls recorded in a framework's own layer: the request in OpenAI's chat dialect, the response unchanged.
 
-Several seams, one event: the outermost one that sees a model call records it, those inside stay quiet. Failures are
-recorded with what it takes to raise them again (R7).
+A call may pass through several such layers but is recorded once, by the outermost. Failures are recorded with
+everything needed to raise them again (R7).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from antiphon.adapters._wire import error_headers
 from antiphon.ports import Answer
 
 NATIVE = "native"
-"""Where a recorded response keeps the framework's own form."""
+"""The key of the framework's own format in a recorded response."""
 _inside: ContextVar[bool] = ContextVar("antiphon_inside_model_call", default=False)
 
 
 def recording_scope() -> RunScope | None:
-    """The run that is to see this model call; ``None`` outside a run, and inside a call that is recorded already."""
+    """The run that should record this model call; ``None`` outside a run or inside a call that is already recorded."""
     return None if _inside.get() else current_scope()
 
 
 class recorded_here:  # noqa: N801 (used like a function)
-    """Around the live call of a seam that records it."""
+    """Marks a live call as recorded, so that inner layers do not record it again."""
 
     __slots__ = ("_token",)
 
@@ -50,42 +50,42 @@ class Asking(NamedTuple):
     body: dict[str, Any]
     """The request, in *dialect*."""
     pack: Callable[[Any], dict[str, Any]]
-    """The framework's response as it is recorded."""
+    """Converts the framework's response to its recorded form."""
     unpack: Callable[[dict[str, Any]], Any]
     """… and back."""
     vendor: str | None = None
     dialect: str = "openai-chat"
     framework: str = ""
     outcome: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]] | None = None
-    """``ok`` or ``refusal``, usage and stop reason of a packed response; read from *dialect* if not given."""
+    """``ok`` or ``refusal``, usage and stop reason of a packed response; by default, read according to *dialect*."""
     settable: tuple[str, ...] = ()
     """What a replay may change: ``model``, ``temperature``, ``seed``, ``prompt``."""
     change: Callable[[dict[str, Any]], Callable[[], Any]] | None = None
-    """How to ask with those changed: by their fields of *body*."""
+    """Makes a call with changed fields of *body*."""
     endpoint: str | None = None
-    """Where the model is served, if the framework tells."""
+    """The model's endpoint, if the framework exposes it."""
 
 
 class Codec(NamedTuple):
     """How a framework's stream is recorded."""
 
     encode: Callable[[Any], Any]
-    """A chunk as data."""
+    """Converts a chunk to data."""
     decode: Callable[[Any], Any]
     """… and back."""
     whole: Callable[[list[Any]], Any]
-    """All chunks as one response."""
+    """Joins all chunks into one response."""
     parts: Callable[[Any], list[Any]] | None = None
-    """One response as the data of chunks, for an answer that did not come as a stream."""
+    """Splits a response that was not streamed into the data of chunks."""
 
 
 def ask(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
-    """One synchronous call: answered by the replay, or made and recorded."""
+    """Make and record one synchronous call, or answer it from the replay."""
     return drive(ask_async(scope, asking, send, asynchronous=False))
 
 
 async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool = True) -> Any:
-    """One call; suspends only where *asynchronous* says so."""
+    """The same for an asynchronous call; suspends only if *asynchronous*."""
     asking, send = _as_wanted(scope, asking, send)
     boundary = _open(scope, asking, send, asynchronous=asynchronous)
     answer = await boundary.answer()
@@ -110,14 +110,14 @@ async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any], *,
 
 
 def stream(scope: RunScope, asking: Asking, send: Callable[[], Iterator[Any]], codec: Codec) -> Iterator[Any]:
-    """A synchronous stream: answered by the replay, or read and recorded."""
+    """Read and record a synchronous stream, or answer it from the replay."""
     yield from drive(_open_stream(scope, asking, send, codec, asynchronous=False))
 
 
 async def stream_async(
     scope: RunScope, asking: Asking, send: Callable[[], AsyncIterator[Any]], codec: Codec
 ) -> AsyncIterator[Any]:
-    """An asynchronous stream."""
+    """The same for an asynchronous stream."""
     source: Any = aiter(await _open_stream(scope, asking, send, codec, asynchronous=True))
     async with aclosing(source):
         async for chunk in source:
@@ -164,7 +164,7 @@ def _open(
 ) -> Boundary:
     """The boundary of the call."""
 
-    async def verify(body: Any) -> dict[str, Any]:  # asks the model for the sake of a comparison
+    async def verify(body: Any) -> dict[str, Any]:  # asks the model for comparison
         assert send is not None
         response = send()
         return asking.pack(await response if asynchronous else response)
@@ -187,7 +187,7 @@ def _open(
 
 
 def _as_wanted(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> tuple[Asking, Callable[[], Any]]:
-    """The call with the model, temperature, seed or prompt that an exploring replay asks for."""
+    """The call with the model, temperature, seed or prompt that an exploring replay wants."""
     if scope.invoker is None:
         return asking, send
     body = dict(model.rewritten(scope, asking.body))
@@ -204,7 +204,7 @@ def _as_wanted(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> tupl
 
 
 def outcome_of(value: dict[str, Any], dialect: str) -> tuple[str, dict[str, Any]]:
-    """``ok`` or ``refusal``, usage and stop reason of a response that was packed here: its shape is known."""
+    """``ok`` or ``refusal``, usage and stop reason of a response packed by this module."""
     if dialect != "openai-chat":
         return model.outcome_of(value, dialect)
     choice = value["choices"][0]
@@ -225,7 +225,7 @@ def chat_response(
     stop: str | None = None,
     usage: tuple[int | None, int | None] | None = None,
 ) -> dict[str, Any]:
-    """A response in OpenAI's chat dialect, with the framework's own form beside it."""
+    """A response in OpenAI's chat dialect, together with the framework's own format."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = calls
@@ -243,7 +243,7 @@ _NOWHERE = "https://recorded.invalid"
 
 
 def failure_payload(error: BaseException) -> dict[str, Any]:
-    """An exception as it is recorded. One that stands for an HTTP answer keeps its status, body and headers."""
+    """The recorded form of an exception; one that represents an HTTP response keeps status, body and headers."""
     found = error_payload(error)
     status = getattr(error, "status_code", None) or getattr(error, "code", None)
     for name, value in (("body", _body(error)), ("model", getattr(error, "model_name", None))):
@@ -269,7 +269,7 @@ def _is_json(value: Any) -> bool:
 
 
 def raised_by_model(answer: Answer) -> BaseException:
-    """A recorded failure as the exception it was, if its class is loaded and can be made; else one that says what."""
+    """Rebuild a recorded exception if its class is loaded and can be instantiated, or else one that describes it."""
     error = answer.error or {}
     package, _, name = str(error.get("class", "")).rpartition(".")
     kind = getattr(sys.modules.get(package), name, None)
@@ -286,11 +286,11 @@ def raised_by_model(answer: Answer) -> BaseException:
 
 
 Attempts = Iterator[Callable[[], Exception]]
-"""Ways an exception may have been made; the one that says what was recorded is it."""
+"""Ways to build an exception; the first that matches the recording is used."""
 
 
 def _of_an_sdk(kind: Any, error: Mapping[str, Any]) -> Attempts:
-    """``openai`` and ``anthropic``: an answer with a status, a connection that failed, or one that took too long."""
+    """``openai`` and ``anthropic``: an HTTP error status, a failed connection, or a timeout."""
     httpx2, message, body = sys.modules["httpx2"], error.get("message"), error.get("body")
     request = httpx2.Request("POST", _NOWHERE)
     if "status" in error:
@@ -302,7 +302,7 @@ def _of_an_sdk(kind: Any, error: Mapping[str, Any]) -> Attempts:
 
 
 def _of_pydantic_ai(kind: Any, error: Mapping[str, Any]) -> Attempts:
-    """One with a status is an HTTP error and one of its category at once; the category is what its class is called."""
+    """An exception with a status is both an HTTP error and of a category; the category gives the class its name."""
     known = {"model_name": error.get("model"), "body": error.get("body")}
     if "status" in error:
         http = sys.modules["pydantic_ai.exceptions"].ModelHTTPError

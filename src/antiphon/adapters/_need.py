@@ -1,4 +1,4 @@
-"""One line for a framework that is not there, or is of a version that was never supported (K9)."""
+"""A one-line error for a framework that is missing or has an unsupported version (K9)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from antiphon.errors import MissingExtra, missing_extra
 
 
 class Need(NamedTuple):
-    """What an adapter needs: the distribution, the module to import, the extra that brings it, the versions."""
+    """The requirement of an adapter: distribution, module to import, extra that installs it, and versions."""
 
     package: str
     module: str
@@ -21,7 +21,7 @@ class Need(NamedTuple):
 
     @property
     def range(self) -> str:
-        """The supported versions in words."""
+        """The supported versions as text."""
         top = "" if self.below is None else f", < {_text(self.below)}"
         return f"{self.package} >= {_text(self.least)}{top}"
 
@@ -44,7 +44,7 @@ NEEDS = {
 
 @cache
 def need(name: str) -> Any:
-    """The framework's module; ``MissingExtra`` names the extra and the range if it cannot serve."""
+    """Import the framework's module; ``MissingExtra`` names the extra and the supported versions otherwise."""
     from importlib.metadata import PackageNotFoundError, version
 
     wanted = NEEDS[name]

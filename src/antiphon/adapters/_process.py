@@ -1,7 +1,7 @@
-"""What happens inside a process that ``antiphon exec`` started: one run for its whole life, recorded or replayed.
+"""Runs inside a process started by ``antiphon exec``, which is one run for its whole life, recorded or replayed.
 
-Public methods are wrapped when their modules are imported: transports of httpx, httpx2 and LiteLLM, entry points of
-MCP. The methods of the classes are replaced, so clients that were made earlier are covered too.
+Public methods are wrapped when their modules are imported: the transports of httpx, httpx2 and LiteLLM, and the entry
+points of MCP. Methods are replaced on the classes, so clients created earlier are covered too.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from antiphon.adapters.httpx import handle, handle_async
 from antiphon.errors import AntiphonError
 
 Report = Callable[[], dict[str, Any]]
-"""What there is to tell by now."""
+"""Returns the current report."""
 End = Callable[[BaseException | None], Report]
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What the command asks of the process."""
+    """The instructions of the command for the process."""
 
     name: str
     report: str
-    """Where the process says what came of it."""
+    """The path of the report that the process writes."""
     config: str | None = None
     replay: str | None = None
     sandbox: bool = True
 
 
 def begin(text: str) -> None:
-    """Called before the program's own code: open the run, wrap the transports, write the report at exit."""
+    """Open the run, wrap the transports and write the report at exit; called before the program's own code."""
     order = msgspec.json.decode(text, type=Order)
     _hide_ourselves()
     try:
@@ -66,14 +66,14 @@ def begin(text: str) -> None:
     pid = os.getpid()
 
     def finish() -> None:
-        if os.getpid() == pid:  # a fork of the program is not the program
+        if os.getpid() == pid:  # not in forked children
             _report(order, end(failure()))
 
     atexit.register(finish)
 
 
 def _hide_ourselves() -> None:
-    """Processes the program starts are its own affair: they are not recorded, and find their own ``sitecustomize``."""
+    """Leave child processes alone: they are not recorded, and find their own ``sitecustomize``."""
     folder = str(Path(__file__).resolve().parent.parent / "_hook")
     places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place and place != folder]
     if places:
@@ -99,7 +99,7 @@ def _record(app: Any, order: Order) -> End:
     from antiphon.ops.app import using
 
     run = app.run(order.name, tags={"exec": "true"})
-    _report(order, lambda: {"run": run.id, "begun": True})  # all there is if the process is killed
+    _report(order, lambda: {"run": run.id, "begun": True})  # this is all that remains if the process is killed
     stack = ExitStack()
     stack.enter_context(using(app))
     run.__enter__()
@@ -145,7 +145,7 @@ def _replay(app: Any, order: Order, wanted: str) -> End:
     stack = ExitStack()
     stack.enter_context(using(app))
     stack.enter_context(run.attached())
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network for prices
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # otherwise its import downloads prices
     if order.sandbox and app.store.url.startswith("sqlite"):  # other stores are reached over the network
         leave_network()
     result.escapes = stack.enter_context(sandboxed(order.sandbox, title=recording.manifest.id))
@@ -170,7 +170,7 @@ def _replay(app: Any, order: Order, wanted: str) -> End:
             }
 
         def note_late(replay: Replay, what: str) -> None:
-            """Finalizers and threads go on after this; the command reads the report when the process is gone."""
+            """Report late calls of finalizers and threads; the command reads the report once the process has exited."""
             late.append(escape_of(what, late=True).to_wire(recording.manifest.id))
             _report(order, report)
 
@@ -192,7 +192,7 @@ def _replay(app: Any, order: Order, wanted: str) -> End:
 
 
 def _report(order: Order, found: Report) -> None:
-    """Write what there is to tell, and again if other threads have changed it meanwhile: the process may end."""
+    """Write the report, and again if other threads changed it meanwhile, because the process may end."""
     part, told = Path(f"{order.report}.{threading.get_ident()}"), None
     while (now := found()) != told:
         part.write_bytes(orjson.dumps(now))
@@ -214,7 +214,7 @@ def wrap_transports(module: ModuleType) -> None:
 
 
 def wrap_litellm(module: ModuleType) -> None:
-    """The same for the transport that LiteLLM gives its asynchronous clients of httpx: aiohttp is underneath."""
+    """The same for the aiohttp-based transport that LiteLLM gives its asynchronous httpx clients."""
     import httpx
 
     transport = getattr(module, "LiteLLMAiohttpTransport", None)
@@ -236,13 +236,13 @@ def _replace(kind: Any, name: str, around: Callable[[Callable[[Any], Any], Any],
 
 
 def tell_unseen(module: ModuleType) -> None:
-    """Warn of every model call of a run that leaves through a session of *module* (aiohttp) and is not recorded."""
+    """Warn about model calls that are not recorded because they use a session of *module* (aiohttp)."""
     _notice(module.ClientSession, "post", 0)
     _notice(module.ClientSession, "request", 1)
 
 
 def _notice(kind: Any, name: str, place: int) -> None:
-    """Look at a session's method whose address is the argument at *place*."""
+    """Check a session method whose URL is the argument at *place*."""
     original = getattr(kind, name)
 
     @functools.wraps(original)
@@ -264,7 +264,7 @@ WRAPPERS: dict[str, Callable[[ModuleType], None]] = {
     "aiohttp": tell_unseen,
     "mcp.client.stdio": wrap_stdio,
 }
-"""What is done to a module after its own code has run."""
+"""Wrappers by module, applied after the module has been executed."""
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -287,7 +287,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Wrap what is loaded already, and the rest when it is loaded."""
+    """Wrap modules that are already loaded, and others when they are imported."""
     for name, wrap in WRAPPERS.items():
         if name in sys.modules:
             wrap(sys.modules[name])

@@ -1,14 +1,14 @@
-"""The retries of a wrapped client: its SDK's own are off, so they are made here, below the recording.
+"""Retries for wrapped clients: the SDK's own are off, so they are made here, below the recording.
 
-| a request is sent again after                                             | not after                             |
+| a request is retried after                                                | not after                             |
 |---------------------------------------------------------------------------|---------------------------------------|
-| a connection that failed, broke, or took too long                         | a cancelled task                      |
+| a connection that failed, broke or timed out                              | a cancelled task                      |
 | 408, 409, 429 and 5xx; other statuses with ``x-should-retry: true``       | ``x-should-retry: false``             |
 | a stream that broke before its first chunk                                | the first chunk of a stream           |
 | a JSON body that broke                                                    | a ``Retry-After`` of over two minutes |
 
-The pause is what the provider asks for, else 0.5 s, doubled each time up to 8 s, less up to a quarter at random. There
-are as many retries as the client had, and none that would begin after the deadline of the tool that asks.
+The pause is what the provider asks for, or else 0.5 s, doubled each time up to 8 s, minus up to 25 % jitter. There are
+as many retries as the client had, and none that would start after the deadline of the calling tool.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from antiphon.adapters._need import need
 from antiphon.decide._answers import retry_after_ms
 
 ATTEMPTS = "antiphon_attempts"
-"""Extension of a response: how many requests it took."""
+"""Response extension: the number of requests it took."""
 DEFAULT_RETRIES = 2
 _FIRST_S, _LONGEST_S, _LONGEST_ASKED_S = 0.5, 8.0, 120.0
 
 
 def pause_s(response: Any, retry: int, chance: float, wall_ms: int) -> float | None:
-    """How long to wait before the request is sent again; ``None`` if it is not (the first *retry* is 0).
+    """How long to wait before a retry, or ``None`` for no retry; the first *retry* is 0.
 
     *response* is ``None`` for a connection that failed.
     """
@@ -52,8 +52,8 @@ def pause_s(response: Any, retry: int, chance: float, wall_ms: int) -> float | N
 
 @cache
 def transports(name: str) -> tuple[Any, Any]:
-    """A synchronous and an asynchronous transport class around another transport, and what handles a request with it:
-    it is called with the module, the request, and how the inner transport sends it.
+    """A synchronous and an asynchronous transport class that wrap another transport; both take it and a handler, which
+    is called with the module, the request, and the send method of the inner transport.
     """
     module = need(name)
 
@@ -92,7 +92,7 @@ def retrying(inner: Any, retries: int, *, module: str, asynchronous: bool) -> An
 
 @cache
 def _resumed(module: ModuleType) -> Any:
-    """The body of a response whose first chunk was read already."""
+    """A response body whose first chunk has already been read."""
 
     class Resumed(module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc, name-defined]
         def __init__(self, first: bytes, rest: Any, response: Any) -> None:
@@ -117,7 +117,7 @@ def _resumed(module: ModuleType) -> Any:
 
 
 class _Sending:
-    """One request, and what is sent again of it; suspends only where it is asynchronous."""
+    """One request and its retries; suspends only if asynchronous."""
 
     def __init__(self, module: Any, request: Any, send: Any, retries: int, asynchronous: bool) -> None:
         self._module, self._request, self._send = module, request, send
@@ -137,7 +137,7 @@ class _Sending:
                 self._module.TransportError,
                 OSError,
                 RuntimeError,
-            ) as error:  # a pooled connection of an ended loop
+            ) as error:  # a pooled connection of a closed loop
                 if last or isinstance(error, (self._module.UnsupportedProtocol, self._module.LocalProtocolError)):
                     raise
                 response = None
@@ -161,7 +161,7 @@ class _Sending:
         return wait
 
     async def _opened(self, response: Any) -> Any:
-        """The response with as much of its body as decides whether it has come: all of JSON, one chunk of a stream."""
+        """The response with enough of its body to know that it succeeded: all of JSON, one chunk of a stream."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
             if kind == "application/json":
@@ -175,7 +175,7 @@ class _Sending:
             else:
                 rest = iter(response.stream)
                 first = next(rest, b"")
-        except BaseException:  # also one that cannot be decoded, and a caller that leaves
+        except BaseException:  # including decoding errors and cancellation
             await self._closed(response)
             raise
         return self._module.Response(
@@ -199,14 +199,14 @@ class _Sending:
         if not self._asynchronous:
             time.sleep(seconds)
             return
-        anyio: Any = sys.modules.get("anyio")  # the SDKs have it, and it works in every event loop
+        anyio: Any = sys.modules.get("anyio")  # installed with the SDKs, and works in every event loop
         if anyio is None:
             import asyncio as anyio
         await anyio.sleep(seconds)
 
 
 def _can_be_read_again(module: Any, request: Any) -> bool:
-    """Whether the body is in memory: one that is read from somewhere is gone."""
+    """Whether the body is in memory; a streamed body cannot be read again."""
     try:
         request.content  # noqa: B018
     except module.RequestNotRead:

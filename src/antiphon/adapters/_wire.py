@@ -1,4 +1,4 @@
-"""Which HTTP requests are model calls, and what of them is recorded. Knows no HTTP library."""
+"""Which HTTP requests are model calls and what is recorded of them, independent of any HTTP library."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"/(?:models|tunedModels|endpoints)/(?P<model>[^/:]+):(?P<verb>g|streamG)enerateContent/*$"), "gemini"),
 )
 _ERROR_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
-"""The headers of an error that an SDK looks at."""
+"""The error headers that SDKs read."""
 _TOLD_HEADERS = re.compile(r"(x-)?request-id|(x|anthropic)-ratelimit-.+")
-"""The headers of every response that an SDK gives to its user; no others are recorded."""
+"""The headers that SDKs expose to their users, recorded for every response."""
 _SHAPING = (
     "anthropic-version",
     "anthropic-beta",
@@ -40,19 +40,19 @@ _SHAPING = (
     "x-goog-user-project",
     "api-version",
 )
-"""The headers of a request that decide what is answered; no others are recorded."""
+"""The request headers that affect the answer; no others are recorded."""
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream"}
 _INDENT = re.compile(r"[{\[]\n( {1,8})\S")
 _ESCAPES = re.compile(r"\\(?:u([0-9a-fA-F]{4})|.)")
 _ESCAPED_BY_SOME = frozenset("<>&'`=\u2028\u2029\x7f")
-"""What Go, PHP, .NET and others escape in a JSON text although they need not."""
+"""Characters that Go, PHP, .NET and others escape in JSON although they need not."""
 _MOST_ESCAPED = 16
 _LONGEST_LAYOUT = 1024 * 1024
 
 
 class Endpoint(NamedTuple):
-    """A path that belongs to a model."""
+    """A path of a model API."""
 
     provider: str
     model: str | None
@@ -60,7 +60,7 @@ class Endpoint(NamedTuple):
 
 
 class ModelCall(NamedTuple):
-    """A request that asks a model."""
+    """A request that calls a model."""
 
     provider: str
     body: dict[str, Any]
@@ -69,7 +69,7 @@ class ModelCall(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def endpoint_of(method: str, path: str) -> Endpoint | None:
-    """Whose path this is; decided before the body is read, so that other traffic is left alone."""
+    """The model endpoint of a path, decided before the body is read so that other traffic is left alone."""
     if method != "POST":
         return None
     for pattern, provider in _PATHS:
@@ -88,13 +88,13 @@ def read_call(endpoint: Endpoint, content: bytes) -> ModelCall | None:
         return None
     if not isinstance(body, dict):
         return None
-    if endpoint.provider == "gemini":  # its URL names what the others say in the body
+    if endpoint.provider == "gemini":  # its URL contains what others put in the body
         return ModelCall(endpoint.provider, {"model": endpoint.model, **body}, endpoint.streams)
     return ModelCall(endpoint.provider, body, bool(body.get("stream")))
 
 
 def outgoing(call: ModelCall) -> bytes:
-    """The body as it goes to the provider."""
+    """The body as sent to the provider."""
     body = call.body
     if call.provider == "gemini":
         body = {name: value for name, value in body.items() if name != "model"}
@@ -102,7 +102,7 @@ def outgoing(call: ModelCall) -> bytes:
 
 
 def rewritten(scope: RunScope, call: ModelCall) -> tuple[ModelCall, bool]:
-    """The call as an exploring replay wants it, and whether that is another one."""
+    """The call as an exploring replay wants it, and whether it changed."""
     body = dict(model.rewritten(scope, call.body))
     return (call, False) if body == call.body else (call._replace(body=body), True)
 
@@ -110,12 +110,12 @@ def rewritten(scope: RunScope, call: ModelCall) -> tuple[ModelCall, bool]:
 def open_call(
     scope: RunScope, call: ModelCall, headers: Mapping[str, str], url: str, *, asynchronous: bool, send: Any = None
 ) -> Boundary:
-    """The boundary of the call; a retry made by the SDK itself is noted, because it has another owner (D22).
+    """The boundary of the call; a retry by the SDK itself is noted, because it has another owner (D22).
 
-    *send* asks the provider beside the recording, for a replay that verifies its models.
+    *send* asks the provider without recording, for a replay that verifies its models.
     """
     meta: dict[str, Any] = {"transport": "http", "endpoint": model.endpoint_of(_without_end(url))}
-    if call.provider == "gemini":  # the others say it in the body
+    if call.provider == "gemini":  # others put it in the body
         meta[ASKS_STREAM] = call.stream
     shaping = {name: headers[name] for name in _SHAPING if name in headers}
     if shaping:
@@ -129,15 +129,15 @@ def open_call(
 
 
 def _without_end(url: str) -> str:
-    """The address without slashes at the end of its path."""
+    """The URL without trailing slashes in its path."""
     path, mark, query = url.partition("?")
     return path.rstrip("/") + mark + query
 
 
 def body_of(content: bytes) -> Any:
-    """A response body as it is recorded: JSON where it is JSON, else text, else its bytes as characters of Latin-1.
+    """The recorded form of a response body: JSON, or else text, or else its bytes as Latin-1 characters.
 
-    So all of it is text in which secrets are found.
+    This way all of it is text in which secrets can be found.
     """
     with suppress(orjson.JSONDecodeError):
         value = orjson.loads(content)
@@ -152,18 +152,18 @@ _MARKS = frozenset({"$text", "$latin1", "$base64"})
 
 
 def content_of(value: Any, layout: Mapping[str, Any] | None = None) -> bytes:
-    """The bytes an SDK is given for a recorded body."""
+    """The bytes that an SDK gets for a recorded body."""
     if isinstance(value, dict) and set(value) == {"$text"}:
         return str(value["$text"]).encode()
     if isinstance(value, dict) and set(value) == {"$latin1"}:
         return str(value["$latin1"]).encode("latin-1", "replace")
-    if isinstance(value, dict) and set(value) == {"$base64"}:  # as it was recorded before
+    if isinstance(value, dict) and set(value) == {"$base64"}:  # the older recorded form
         return chunk_bytes(value)
     return orjson.dumps(value) if layout is None else laid_out(value, layout)
 
 
 def laid_out(value: Any, layout: Mapping[str, Any]) -> bytes:
-    """JSON with the spaces and escapes that the provider used."""
+    """JSON with the provider's whitespace and escapes."""
     indent, end = layout.get("indent"), str(layout.get("end", ""))[:8].encode()
     indent = indent if indent in range(1, 9) else None
     if indent == 2 and not layout.get("ascii") and not layout.get("escaped"):
@@ -178,7 +178,7 @@ def laid_out(value: Any, layout: Mapping[str, Any]) -> bytes:
 
 
 def layout_of(content: bytes, value: Any) -> dict[str, Any]:
-    """What the metadata of a call say about how a JSON body is written, if that is needed to write it so again."""
+    """The call metadata needed to reproduce the formatting of a JSON body, if any."""
     if not isinstance(value, (dict, list)) or len(content) > _LONGEST_LAYOUT or orjson.dumps(value) == content:
         return {}
     try:
@@ -203,7 +203,7 @@ def _layout(content: str) -> dict[str, Any]:
 
 
 def whole(call: ModelCall, content: bytes) -> Any:
-    """A response body as one answer, also if it came as a stream."""
+    """A response body as one answer, even if it was a stream."""
     return assemble_response(sse_events([content]), call.provider) if call.stream else body_of(content)
 
 
@@ -212,7 +212,7 @@ def _told_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def told(status: int, headers: Mapping[str, str], *, stream: bool) -> dict[str, Any]:
-    """What the metadata of a call say about status and headers of its response, if there is something to say."""
+    """The call metadata for status and headers of the response, if there is anything to record."""
     found = _told_headers(headers)
     usual = _EVENTS if stream else _JSON
     found |= {
@@ -224,7 +224,7 @@ def told(status: int, headers: Mapping[str, str], *, stream: bool) -> dict[str, 
 
 
 def error_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """What is recorded of the headers of an error."""
+    """The recorded headers of an error."""
     return {name: headers[name] for name in _ERROR_HEADERS if name in headers} | _told_headers(headers)
 
 
@@ -236,7 +236,7 @@ async def finish(
     content: bytes,
     attempts: Mapping[str, int],
 ) -> None:
-    """Write the outcome of a response that came in one chunk."""
+    """Record the outcome of a response that was not streamed."""
     value = body_of(content)
     if status >= 400:
         message = f"The provider answered {status}."
@@ -250,23 +250,23 @@ async def finish(
 
 
 class Replayed(NamedTuple):
-    """A recorded answer as an HTTP response, or as the transport's own exception after its chunks."""
+    """A recorded answer as an HTTP response, or as chunks followed by the transport's exception."""
 
     status: int
     headers: dict[str, str]
     chunks: list[bytes]
     raises: Mapping[str, Any] | None = None
-    """The exception that the transport raised, as it was recorded."""
+    """The recorded exception of the transport."""
     gaps: tuple[float, ...] = ()
-    """Milliseconds before each chunk, where the replay keeps them."""
+    """Milliseconds before each chunk, if the replay keeps the timing."""
     left: bool = False
     """Whether the reader left the stream after these chunks."""
     given_up: float | None = None
-    """After how many milliseconds the reader's task was cancelled, if it was."""
+    """Milliseconds until the reader's task was cancelled, if it was."""
 
 
 def replayed(answer: Answer, call: ModelCall) -> Replayed:
-    """What the SDK is given in place of the provider's response."""
+    """The replacement for the provider's response."""
     error = answer.error or {}
     status, headers = answer.meta.get("httpStatus", 200), dict(answer.meta.get("headers") or {})
     if answer.chunks is not None:
@@ -289,15 +289,15 @@ def replayed(answer: Answer, call: ModelCall) -> Replayed:
 
 
 def chunk_text(data: bytes) -> Any:
-    """A chunk of a stream as it is recorded, byte-exact."""
+    """The recorded form of a stream chunk, byte for byte."""
     try:
         return data.decode()
-    except UnicodeDecodeError:  # cut inside a character, or not text at all
+    except UnicodeDecodeError:  # split within a character, or not text at all
         return {"$base64": base64.b64encode(data).decode()}
 
 
 def chunk_bytes(data: Any) -> bytes:
-    """A recorded chunk as bytes again."""
+    """The bytes of a recorded chunk."""
     if isinstance(data, dict) and "$base64" in data:
         return base64.b64decode(data["$base64"])
     return data.encode() if isinstance(data, str) else orjson.dumps(data)

@@ -1,4 +1,4 @@
-"""Google GenAI: a client whose model calls are recorded, and answered by a replay.
+"""Google GenAI: records and replays the model calls of a client.
 
 >>> from google import genai                                                    # doctest: +SKIP
 >>> client = genai.Client(api_key="…", http_options=protect())
@@ -16,17 +16,17 @@ from antiphon.adapters.httpx import client_options
 def protect(options: Any = None) -> Any:
     """``HttpOptions`` (the given ones, or new) with recording HTTP clients, for ``genai.Client(http_options=…)``.
 
-    The SDK takes its HTTP clients as options and nowhere else, so they are what is protected.
+    The SDK only takes HTTP clients through its options, so this protects the options rather than the client.
     """
     given = {} if options is None else options.model_dump(exclude_unset=True)
     return http_options(**given)
 
 
 def http_options(**given: Any) -> Any:
-    """``google.genai.types.HttpOptions`` with recording HTTP clients; keywords are those of ``HttpOptions``.
+    """``google.genai.types.HttpOptions`` with recording HTTP clients; takes the keywords of ``HttpOptions``.
 
-    A request that failed is sent again up to twice. If ``retry_options`` is given, the SDK retries instead, so that
-    there is one retry owner.
+    A failed request is retried up to twice. If ``retry_options`` is given, the SDK retries instead, so that only one
+    layer retries.
     """
     genai = need("google")
     httpx2 = need("httpx2")

@@ -1,10 +1,10 @@
-"""Transports for httpx and httpx2: model calls made through them are recorded, and answered by a replay.
+"""Transports for httpx and httpx2 that record and replay the model calls made through them.
 
 >>> import openai, httpx2                                                       # doctest: +SKIP
 >>> from antiphon.adapters.httpx import transport
 >>> client = openai.OpenAI(http_client=httpx2.Client(transport=transport(module=httpx2)), max_retries=0)
 
-Both libraries have the same interface, so one code serves them.
+Both libraries have the same interface, so the same code serves both.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
 _CODED = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 _DONE = re.compile(rb"^data: ?\[DONE\]\s*\Z", re.MULTILINE)
-"""How OpenAI's dialect ends a stream; some servers give no reason before it."""
+"""The end of a stream in OpenAI's dialect; some servers send no finish reason before it."""
 C = TypeVar("C")
 _LISTENING_MS = 3_600_000
-"""How long a replayed stream stays open that a client only listens to."""
+"""How long a replayed listening stream stays open."""
 Send = Callable[[Any], Any]
-"""The transport underneath."""
+"""Sends a request through the inner transport."""
 
 
 def transport(inner: Any = None, *, module: ModuleType | str = "httpx") -> Any:
@@ -52,10 +52,10 @@ def async_transport(inner: Any = None, *, module: ModuleType | str = "httpx") ->
 def client_options(
     inner: Any = None, *, module: ModuleType | str = "httpx", asynchronous: bool = False, retries: int = 0
 ) -> Any:
-    """Keywords for a client of *module*: the recording transport, and the environment's proxies through it too.
+    """Keywords for a client of *module*: the recording transport, also for the environment's proxies.
 
-    A client that is given a transport does not look for proxies itself, so that is done here. A request that failed is
-    sent again up to *retries* times, for a client whose own retries are off.
+    A client with an explicit transport ignores proxy settings, so they are applied here. A failed request is retried up
+    to *retries* times, for a client whose own retries are off.
     """
     found = need(_name(module))
     plain = found.AsyncHTTPTransport if asynchronous else found.HTTPTransport
@@ -75,7 +75,7 @@ def client_options(
 def protect(client: C, *, inner: Any = None) -> C:
     """An ``httpx``/``httpx2`` client, or one of the OpenAI and Anthropic SDKs, with its model calls recorded.
 
-    The same as ``antiphon.wrap``. *inner* is the transport underneath: give it if the client had one of its own.
+    The same as ``antiphon.wrap``. *inner* is the transport to wrap; pass it if the client had its own.
     """
     from antiphon.adapters.sdk import wrap
 
@@ -83,7 +83,7 @@ def protect(client: C, *, inner: Any = None) -> C:
 
 
 def _proxies() -> dict[str, str | None]:
-    """The environment's proxies as patterns of httpx; ``None`` for hosts that are reached directly."""
+    """The environment's proxies by httpx URL pattern; ``None`` for hosts that bypass them."""
     from urllib.request import getproxies
 
     found = getproxies()
@@ -109,7 +109,7 @@ def _name(module: ModuleType | str) -> str:
 
 @cache
 def _streams(module: ModuleType) -> tuple[Any, Any]:
-    """The bodies of live and of replayed responses, as *module* wants them: it looks at their base class."""
+    """Stream classes for live and replayed bodies; *module* checks their base class."""
 
     class Live(LiveStream, module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc, name-defined]
         def __init__(self, source: Any, response: Any, log: StreamLog) -> None:
@@ -131,19 +131,19 @@ def _streams(module: ModuleType) -> tuple[Any, Any]:
 
 
 def handle(module: ModuleType, request: Any, send: Send) -> Any:
-    """One request of a synchronous client; *send* is the transport underneath."""
+    """Handle one request of a synchronous client; *send* passes it to the inner transport."""
     scope = recording_scope()
     return send(request) if scope is None else drive(_Exchange(module, request, send, scope, False).run())
 
 
 async def handle_async(module: ModuleType, request: Any, send: Send) -> Any:
-    """One request of an asynchronous client."""
+    """Handle one request of an asynchronous client."""
     scope = recording_scope()
     return await (send(request) if scope is None else _Exchange(module, request, send, scope, True).run())
 
 
 class _Exchange:
-    """One request of a client in a run. Suspends only if the client is asynchronous."""
+    """One request of a client in a run; suspends only if the client is asynchronous."""
 
     def __init__(self, module: ModuleType, request: Any, send: Send, scope: RunScope, asynchronous: bool) -> None:
         self._module = module
@@ -153,7 +153,7 @@ class _Exchange:
         self._asynchronous = asynchronous
 
     async def run(self) -> Any:
-        """The response to a model call, to a message for an MCP server, or to anything else, which is passed on."""
+        """The response to a model call or an MCP message; any other request is passed through."""
         request = self._request
         endpoint = _wire.endpoint_of(request.method, request.url.path)
         if endpoint is not None:
@@ -176,7 +176,7 @@ class _Exchange:
         return content
 
     async def _whole(self, response: Any) -> bytes:
-        """The body of a response. One that cannot be read to its end is closed: nobody else has it."""
+        """Read a response body; on failure close the response, because nobody else holds it."""
         try:
             return await self._read(response)
         except BaseException:
@@ -187,7 +187,7 @@ class _Exchange:
             raise
 
     async def _model_call(self, call: _wire.ModelCall) -> Any:
-        """Ask the replay, else the provider."""
+        """Answer from the replay, or else ask the provider."""
         call, changed = _wire.rewritten(self._scope, call)
         boundary = _wire.open_call(
             self._scope,
@@ -216,11 +216,11 @@ class _Exchange:
         return self._again(response, _streams(self._module)[1]([content]))
 
     async def _verified(self, call: _wire.ModelCall) -> Any:
-        """Ask the provider for the sake of a comparison; nothing of it is recorded."""
+        """Ask the provider for comparison, without recording."""
         return _wire.whole(call, await self._whole(await self._send(self._outgoing(call, False))))
 
     async def _mcp_message(self, asked: _mcp.Request) -> Any:
-        """One message to an MCP server. A notification is only passed on; a replay has nobody to tell it to."""
+        """Handle a message to an MCP server; a notification is just forwarded, or dropped in a replay."""
         module, request = self._module, self._request
         if asked.id is None and self._scope.invoker is not None:
             return module.Response(202, request=request)
@@ -256,7 +256,7 @@ class _Exchange:
         return self._live(response, _mcp.McpLog(boundary, asked, response.headers.get("content-type", "")))
 
     def _outgoing(self, call: _wire.ModelCall, changed: bool) -> Any:
-        """The request that goes out. Streams are asked for uncompressed, so that their chunks can be kept exactly."""
+        """The request to send; streams are requested uncompressed, so that chunks can be recorded exactly."""
         request = self._request
         if not changed and not call.stream:
             return request
@@ -270,16 +270,16 @@ class _Exchange:
         )
 
     def _live(self, response: Any, log: StreamLog) -> Any:
-        """The response with its stream recorded on the way."""
+        """The response, with its stream recorded as it is read."""
         source = response.stream
-        if response.is_stream_consumed:  # JSON in place of a stream, which was read to see whether it comes
+        if response.is_stream_consumed:  # JSON instead of a stream, already read by the retries
             source = self._module.ByteStream(response.content)
-        elif response.headers.get("content-encoding", "identity") != "identity":  # it compresses all the same
+        elif response.headers.get("content-encoding", "identity") != "identity":  # compressed anyway
             source = response.aiter_bytes() if self._asynchronous else response.iter_bytes()
         return self._again(response, _streams(self._module)[0](source, response, log))
 
     def _again(self, response: Any, stream: Any) -> Any:
-        """The response with its body decoded: what was recorded is what the SDK reads."""
+        """The response with a decoded body, so that the SDK reads what was recorded."""
         headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _CODED]
         return self._module.Response(
             response.status_code, headers=headers, request=self._request, extensions=response.extensions, stream=stream
@@ -297,7 +297,7 @@ class _Exchange:
         return self._module.Response(found.status, headers=headers, stream=stream, request=self._request)
 
     def _exception(self, recorded: Mapping[str, Any]) -> BaseException:
-        """The transport's exception again; one that cannot be made again is a failed read."""
+        """Rebuild the transport's exception, or a read error if that is not possible."""
         package, _, name = str(recorded.get("class", "")).rpartition(".")
         kind = self._module.ReadError
         if package.partition(".")[0] in ("httpx", "httpx2"):
@@ -310,7 +310,7 @@ class _Exchange:
 
 
 def _attempts(response: Any) -> dict[str, int]:
-    """What the metadata of a call say about its retries, if there were any."""
+    """The call metadata for retries, if there were any."""
     attempts = response.extensions.get(ATTEMPTS, 1)
     return {"attempts": attempts} if attempts > 1 else {}
 
@@ -332,6 +332,6 @@ class _HttpLog(StreamLog):
         return outcome, response, meta
 
     def complete(self) -> bool:
-        """Whether the model had said all it had to say: some readers do not wait for the words after its last one."""
+        """Whether the answer was complete; some readers stop before the end of the stream."""
         summary = assemble_stream(self.chunks, self._provider)
         return bool(summary["complete"] or summary["stopReason"] or _DONE.search(b"".join(self.chunks)))

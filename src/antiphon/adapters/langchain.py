@@ -4,8 +4,8 @@
 >>> from antiphon.adapters.langchain import AntiphonMiddleware
 >>> agent = create_agent(model, tools=[send_email], middleware=[AntiphonMiddleware()])
 
-A ``thread_id`` in the config makes the session of the calls: after an interrupt or a crash a resumed thread is given
-the results of calls that finished, and they are not run again.
+A ``thread_id`` in the config is the session of the calls: after an interrupt or a crash, a resumed thread gets the
+results of finished calls without running them again.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def tool_node(tools: Sequence[Any], specs: Tools = None, *, app: Antiphon | None
 class AntiphonMiddleware(AgentMiddleware[Any, Any, Any]):
     """For ``create_agent``: records and replays model calls, sends tool calls through the gateway.
 
-    *tools* declares them, as specs or as ``{"send_email": {"idempotent": False}}``; a tool that is not declared counts
-    as one that must not be repeated.
+    *tools* declares tools, as specs or as ``{"send_email": {"idempotent": False}}``; an undeclared tool counts as not
+    idempotent.
     """
 
     def __init__(self, tools: Tools = None, *, app: Through | None = None, session: str | None = None) -> None:
@@ -72,7 +72,7 @@ class AntiphonMiddleware(AgentMiddleware[Any, Any, Any]):
         self._calls = ToolCalls(tools, app=app, session=session)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
-        """Ask the model, or the replay."""
+        """Call the model, or answer from the replay."""
         scope = recording_scope()
         if scope is None:
             return handler(request)
@@ -155,11 +155,11 @@ def protect(
 ) -> AntiphonMiddleware | RecordedChatModel | ToolNode:
     """What protects an agent: the middleware for ``create_agent``, or the parts of a graph of your own.
 
-    Without an object, the middleware: model calls recorded, tool calls behind the gateway. A chat model comes back
-    recorded; a list of tools comes back as a ``ToolNode`` whose calls go through the gateway. *tools* declares them, as
-    specs or as ``{"send_email": {"idempotent": False}}``; one that is not declared counts as one that must not be
-    repeated. *gateway* is a gateway or an ``Antiphon`` (default: the current one); *session* an id that is the same
-    after a restart (default: the ``thread_id``).
+    Without an object, returns the middleware, which records model calls and sends tool calls through the gateway. For a
+    chat model, returns a recorded one; for a list of tools, a ``ToolNode`` whose calls go through the gateway. *tools*
+    declares tools, as specs or as ``{"send_email": {"idempotent": False}}``; an undeclared tool counts as not
+    idempotent. *gateway* is a gateway or an ``Antiphon`` (default: the current one); *session* is an id that survives
+    a restart (default: the ``thread_id``).
     """
     if obj is None:
         return AntiphonMiddleware(tools, app=gateway, session=session)

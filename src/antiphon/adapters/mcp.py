@@ -1,4 +1,4 @@
-"""MCP clients: tool calls go through the gateway, and what a server says about its tools is taken as a suggestion.
+"""MCP clients: tool calls go through the gateway; a server's tool annotations are only suggestions.
 
 >>> from mcp import Client                                                      # doctest: +SKIP
 >>> from antiphon.adapters.mcp import protect
@@ -35,16 +35,16 @@ log: logging.Logger = logging.getLogger("antiphon.mcp")
 
 
 class NotExecuted(MCPError):
-    """The server refused a call before it did anything (codes -32020 to -32022): nothing happened."""
+    """The server refused a call before executing it (codes -32020 to -32022), so nothing happened."""
 
 
-"""Where the result of a call that needs a person says what is asked."""
+"""The key of the approval question in the result of a call that needs approval."""
 
 
 def suggested_spec(tool: Any, *, namespace: str, trusted: bool) -> tuple[ToolSpec, str]:
     """What a tool's annotations suggest, and who decided: ``default``, ``hint`` or ``trusted hint``.
 
-    Hints of a server nobody vouches for can only make us stricter: they never make a tool repeatable or harmless.
+    Hints from an untrusted server can only make us stricter: they never make a tool idempotent or harmless.
     """
     hints = getattr(tool, "annotations", None)
     base: dict[str, Any] = {
@@ -65,7 +65,7 @@ def suggested_spec(tool: Any, *, namespace: str, trusted: bool) -> tuple[ToolSpe
 
 
 class GuardedClient:
-    """A ``Client`` or ``ClientSession`` whose tool calls are guarded; everything else is the client's own."""
+    """A ``Client`` or ``ClientSession`` with guarded tool calls; everything else is delegated to the client."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class GuardedClient:
         return getattr(self._client, name)
 
     async def list_tools(self, **options: Any) -> Any:
-        """The server's tools; their annotations are learned on the way."""
+        """List the server's tools and learn their annotations."""
         listed = await self._client.list_tools(**options)
         for tool in listed.tools:
             if tool.name in self._declared:
@@ -113,13 +113,13 @@ class GuardedClient:
         call_id: str | None = None,
         **options: Any,
     ) -> Any:
-        """Call a tool at most once per intent. *call_id* is the model's id of the call; it never reaches the server.
+        """Call a tool at most once per intent. *call_id* is the model's call id; it is not sent to the server.
 
-        The result is a ``CallToolResult``, or an ``InputRequiredResult`` where that was allowed
-        (``allow_input_required=True`` of a ``ClientSession``); the call that answers it is a leg of its own.
+        The result is a ``CallToolResult``, or an ``InputRequiredResult`` if that is allowed
+        (``allow_input_required=True`` of a ``ClientSession``); the call that answers it is a separate leg.
 
-        A call that runs out of time is cancelled at the server (``notifications/cancelled``); what became of it there
-        is not known, and the answer says so.
+        A call that times out is cancelled on the server (``notifications/cancelled``); its outcome is unknown, and the
+        answer says so.
         """
         spec = self._specs.get(name)
         if spec is None:
@@ -131,7 +131,7 @@ class GuardedClient:
 
         async def body(params: dict[str, Any]) -> Any:
             try:
-                with recorded_here(), guarded(name, params):  # the gateway's event stands for the request underneath
+                with recorded_here(), guarded(name, params):  # the gateway's event represents the underlying request
                     result = await self._client.call_tool(
                         name, params, read_timeout_seconds, progress_callback, **options
                     )
@@ -158,7 +158,7 @@ class GuardedClient:
 
 
 def _of_the_protocol(failure: CallFailed) -> Exception:
-    """A recorded error of MCP as one again; of one that was recorded without its code only a timeout is known."""
+    """Rebuild a recorded MCP error; if it was recorded without its code, only a timeout is recognised."""
     recorded = failure.data.get("recorded", {})
     kind = str(recorded.get("class", ""))
     if not kind.endswith((".MCPError", ".NotExecuted")):
@@ -168,7 +168,7 @@ def _of_the_protocol(failure: CallFailed) -> Exception:
 
 
 def _certain(spec: ToolSpec) -> ToolSpec:
-    """The tool, with the errors that say that it was not executed."""
+    """The spec with the errors that mean that the tool was not executed."""
     import msgspec
 
     return msgspec.structs.replace(spec, certain_errors=(*spec.certain_errors, NotExecuted))
@@ -189,23 +189,23 @@ def protect(
     trusted: bool = False,
     session: str | None = None,
 ) -> GuardedClient:
-    """The client with its tool calls behind the gateway. *server* names it in records and in the run log.
+    """The client with its tool calls sent through the gateway. *server* names it in records and in the run log.
 
-    *tools* are declarations, which beat every hint of the server; *trusted* believes its hints. *gateway* is an
-    ``AsyncGateway`` or an ``Antiphon`` (default: the current one). *session* is an id that is the same after a restart.
+    *tools* are declarations, which override the server's hints; *trusted* accepts its hints. *gateway* is an
+    ``AsyncGateway`` or an ``Antiphon`` (default: the current one). *session* is an id that survives a restart.
     """
     return GuardedClient(client, server, tools, trusted=trusted, session=session, app=gateway)
 
 
 def guard(client: Any, server: str, **options: Any) -> GuardedClient:
-    """:func:`protect`, as it was called in 0.1.0."""
+    """The name of :func:`protect` in 0.1.0."""
     return GuardedClient(client, server, **options)
 
 
 def connect(server: Any, **options: Any) -> Any:
-    """For ``mcp.Client(...)``, in place of *server* (a URL or ``StdioServerParameters``): a replay needs no server.
+    """A replacement for *server* (a URL or ``StdioServerParameters``) in ``mcp.Client(...)``; a replay needs no server.
 
-    The messages that no guard stands for (the greeting, lists of tools) are recorded, and answered by a replay.
+    Messages that no guard covers (the handshake, tool lists) are recorded and replayed.
     *options* are those of ``stdio_client`` or ``streamable_http_client``.
     """
     if not isinstance(server, str):
@@ -220,7 +220,7 @@ async def _over_http(url: str, options: dict[str, Any]) -> AsyncIterator[Any]:
     from mcp.client.streamable_http import streamable_http_client
 
     httpx2 = need("httpx2")
-    timeout = httpx2.Timeout(30, read=300)  # a server may keep an answer's stream open for a while
+    timeout = httpx2.Timeout(30, read=300)  # a server may keep a response stream open for a while
     client = httpx2.AsyncClient(timeout=timeout, **client_options(module=httpx2, asynchronous=True))
     async with client, streamable_http_client(url, **{"http_client": client, **options}) as streams:
         yield streams

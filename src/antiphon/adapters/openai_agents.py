@@ -70,21 +70,21 @@ _SETTINGS = {
     "extra_args": "extra_args",
     "store": "store",
 }
-"""Settings of the SDK -> fields of the Responses API. Those that do not decide what is answered are left out."""
+"""SDK settings -> fields of the Responses API, without those that do not affect the answer."""
 
 
 class RecordedModel(Model):
-    """A model whose responses and streams are recorded, and answered by a replay."""
+    """A model whose responses and streams are recorded and replayed."""
 
     def __init__(self, inner: Model) -> None:
         self._inner = inner
 
     def get_retry_advice(self, request: Any) -> Any:
-        """What the model underneath advises."""
+        """The retry advice of the wrapped model."""
         return self._inner.get_retry_advice(request)
 
     async def close(self) -> None:
-        """Close the model underneath."""
+        """Close the wrapped model."""
         await self._inner.close()
 
     async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
@@ -97,7 +97,7 @@ class RecordedModel(Model):
         return said
 
     async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
-        """One response in chunks."""
+        """One response as a stream."""
         scope = recording_scope()
         source: AsyncIterator[Any]
         if scope is None:
@@ -168,7 +168,7 @@ class RecordedModel(Model):
 
 
 class RecordedProvider(ModelProvider):
-    """For ``RunConfig(model_provider=…)``: every model it gives is recorded."""
+    """For ``RunConfig(model_provider=…)``: records every model it provides."""
 
     def __init__(self, inner: ModelProvider | None = None) -> None:
         self._inner = inner if inner is not None else MultiProvider()
@@ -178,7 +178,7 @@ class RecordedProvider(ModelProvider):
         return RecordedModel(self._inner.get_model(model_name))
 
     async def aclose(self) -> None:
-        """Close the provider underneath."""
+        """Close the wrapped provider."""
         await self._inner.aclose()
 
 
@@ -190,12 +190,12 @@ def protect(
     session: str | None = None,
     app: Antiphon | None = None,
 ) -> A:
-    """The agent with its model recorded and its function tools behind the gateway; its handoffs' agents too.
+    """The agent with its model recorded and its function tools behind the gateway, as well as its handoff agents.
 
-    *tools* declares them, as specs or as ``{"send_email": {"idempotent": False}}``; one that is not declared counts as
-    one that must not be repeated. *gateway* is an ``AsyncGateway`` or an ``Antiphon`` (default: the current one).
-    *session* is an id that is the same after a restart, such as a ticket or conversation. Without one, calls are told
-    apart by the run they are in. *app* is the name of 0.1.0 for *gateway*.
+    *tools* declares tools, as specs or as ``{"send_email": {"idempotent": False}}``; an undeclared tool counts as not
+    idempotent. *gateway* is an ``AsyncGateway`` or an ``Antiphon`` (default: the current one). *session* is an id that
+    survives a restart, such as that of a ticket or conversation; without one, calls are distinguished by their run.
+    *app* is the name of *gateway* in 0.1.0.
     """
     guard = GuardedTools(specs_of(tools), gateway or app)
     done: dict[int, Any] = {}
@@ -216,7 +216,7 @@ def protect(
 
 
 def _into(handoff: Handoff[Any, Any], one: Callable[[Any], Any]) -> Handoff[Any, Any]:
-    """The handoff with *one* around the agent that it gives."""
+    """The handoff with *one* applied to its agent."""
     invoke = handoff.on_invoke_handoff
 
     async def given(context: Any, arguments: str) -> Any:
@@ -224,7 +224,7 @@ def _into(handoff: Handoff[Any, Any], one: Callable[[Any], Any]) -> Handoff[Any,
 
     found = copy.copy(handoff)
     found.on_invoke_handoff = given
-    target = getattr(found, "_agent_ref", None)  # where a run state looks for its agents
+    target = getattr(found, "_agent_ref", None)  # a run state looks up its agents here
     if target is not None and target() is not None:
         found._agent_ref = weakref.ref(one(target()))
     return found
@@ -237,7 +237,7 @@ def _recorded(model: Any) -> Any:
 
 
 def guard_tool(tool: FunctionTool, guard: GuardedTools, session: str | None = None) -> FunctionTool:
-    """The tool with its calls going through the gateway."""
+    """The tool with its calls sent through the gateway."""
     invoke = tool.on_invoke_tool
     spec = guard.spec(tool.name, tool.description)
 
@@ -259,7 +259,7 @@ def guard_tool(tool: FunctionTool, guard: GuardedTools, session: str | None = No
     needs = tool.needs_approval
 
     async def asks(context: Any, params: dict[str, Any], call_id: str) -> bool:
-        """Ask, so that the interruption shows a question that the store has, bound to these arguments."""
+        """Request approval, so that the interruption shows a stored question bound to these arguments."""
         place = Place(session, call_id, counted_in=_response(context))
         given = await guard.call_async(spec, params, place, _nothing, Approving(shown_in=_NAME, only_asks=True))
         if given.question is not None or not callable(needs):
@@ -274,7 +274,7 @@ async def _nothing(params: dict[str, Any]) -> Any:
 
 
 def _response(context: Any) -> str | None:
-    """What tells the model's response from others of this run, if the model counts its requests."""
+    """What distinguishes the model's response from others in this run, if the model counts its requests."""
     usage, agent = context.usage, getattr(context, "agent", None)
     number = getattr(usage, "requests", 0)
     if not number:
@@ -327,7 +327,7 @@ def _plain(value: Any) -> Any:
 
 @cache
 def _kinds(union: Any) -> dict[str, Any]:
-    """The classes of a union of the SDK by the ``type`` they carry."""
+    """The classes of an SDK union by their ``type`` field."""
     found: dict[str, Any] = {}
     for kind in get_args(get_args(union)[0] if hasattr(union, "__metadata__") else union):
         field = getattr(kind, "model_fields", {}).get("type")
@@ -337,20 +337,20 @@ def _kinds(union: Any) -> dict[str, Any]:
 
 
 def _made(union: Any, data: Any) -> Any:
-    """Recorded data as the SDK makes its own objects: leniently, because servers leave fields out."""
+    """Build SDK objects from recorded data as leniently as the SDK does, because servers omit fields."""
     kind = _kinds(union).get(str(data.get("type"))) if isinstance(data, dict) else None
     return data if kind is None else kind.construct(**data)
 
 
 def _dumped(value: Any) -> Any:
-    serializer = getattr(value, "__pydantic_serializer__", None)  # what model_dump() calls with many words
+    serializer = getattr(value, "__pydantic_serializer__", None)  # what model_dump() ends up calling
     if serializer is None:
         return value.model_dump(mode="json", exclude_unset=True, warnings=False)
     return serializer.to_python(value, mode="json", exclude_unset=True, warnings=False)
 
 
 def _pack(response: ModelResponse) -> dict[str, Any]:
-    """A response of the SDK has the shape of the Responses API where it matters: output and usage."""
+    """Pack an SDK response, whose output and usage already have the Responses API format."""
     return {
         "id": response.response_id,
         "output": [_plain(item) for item in response.output],
@@ -360,7 +360,7 @@ def _pack(response: ModelResponse) -> dict[str, Any]:
 
 
 def _outcome(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """``ok`` or ``refusal``, and the usage, of a response that was packed here."""
+    """``ok`` or ``refusal``, and the usage, of a packed response."""
     usage = value["usage"]
     counts = {"inputTokens": usage["input_tokens"], "outputTokens": usage["output_tokens"]}
     meta: dict[str, Any] = {"usage": counts, "stopReason": None}
@@ -392,9 +392,9 @@ def _whole(chunks: list[Any]) -> dict[str, Any]:
 
 
 def _parts(response: ModelResponse) -> list[Any]:
-    """A response as the one event of a stream that has it whole."""
+    """A response as a single stream event that contains all of it."""
     return [{"type": "response.completed", "sequence_number": 0, "response": {**_pack(response), "object": "response"}}]
 
 
 _CODEC = Codec(_dumped, lambda data: _made(TResponseStreamEvent, data), _whole, _parts)
-"""How the events of a stream are recorded and made again."""
+"""How stream events are recorded and rebuilt."""

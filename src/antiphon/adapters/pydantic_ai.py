@@ -62,15 +62,15 @@ _ANSWERS = (
     exceptions.ToolFailedError,
     exceptions.SkipToolExecution,
 )
-"""A tool that asks the model to try again, or reports a failure to it, has answered: that is kept like a result."""
+"""Exceptions with which a tool answers: they ask the model to retry or report a failure, and count as results."""
 
 
 @dataclass
 class Reliable(AbstractCapability[Any]):
-    """Give it to ``Agent(capabilities=[…])``.
+    """A capability for ``Agent(capabilities=[…])``.
 
-    *session* is an id that is the same after a restart; without one, Pydantic AI's ``conversation_id`` is taken, which
-    message history carries. *declared* says what tools are, as specs or as ``{"send_email": {"idempotent": False}}``.
+    *session* is an id that survives a restart; the default is Pydantic AI's ``conversation_id``, which the message
+    history carries. *declared* declares tools, as specs or as ``{"send_email": {"idempotent": False}}``.
     """
 
     session: str | None = None
@@ -82,7 +82,7 @@ class Reliable(AbstractCapability[Any]):
         self._guard = GuardedTools(specs_of(self.declared), self.app)
 
     async def wrap_model_request(self, ctx: Any, *, request_context: Any, handler: Any) -> ModelResponse:
-        """Ask the model, or the replay."""
+        """Call the model, or answer from the replay."""
         scope = recording_scope()
         if scope is None:
             found: ModelResponse = await handler(request_context)
@@ -133,7 +133,7 @@ class Reliable(AbstractCapability[Any]):
 
         spec = self._guard.spec(tool_def.name, tool_def.description or "")
         params, approving = call.args_as_dict(), NOBODY
-        if spec.approve is not None:  # bound to what is executed, whatever hooks made of what the model said
+        if spec.approve is not None:  # bind the approval to the executed arguments, after any hooks
             params = dict(args) if isinstance(args, Mapping) else params
             approving = Approving(_verdict(ctx), _NAME)
         place = Place(self.session or ctx.conversation_id, call.tool_call_id, message=_message(ctx, call))
@@ -152,12 +152,12 @@ class Reliable(AbstractCapability[Any]):
         return given.value
 
     async def on_model_request_error(self, ctx: Any, *, request_context: Any, error: Exception) -> ModelResponse:
-        """Recover nothing: where this hook is, :meth:`wrap_model_request` sees why a stream could not be opened."""
+        """Recover nothing; this hook must exist so that :meth:`wrap_model_request` sees why opening a stream failed."""
         raise error
 
 
 def _verdict(ctx: Any) -> Verdict | None:
-    """What was decided on the call, if the run was resumed with an approval; metadata say who, and on what."""
+    """The decision on the call if the run was resumed with an approval; its metadata say who decided, and on what."""
     if ctx.tool_call_approved is not True:
         return None
     said = ctx.tool_call_metadata if isinstance(ctx.tool_call_metadata, Mapping) else {}
@@ -165,19 +165,19 @@ def _verdict(ctx: Any) -> Verdict | None:
 
 
 class ProtectedAgent(WrapperAgent[Any, Any]):
-    """An agent whose runs all have the capability, whoever starts them."""
+    """An agent whose runs all have the capability."""
 
     def __init__(self, wrapped: AbstractAgent[Any, Any], reliable: Reliable) -> None:
         super().__init__(wrapped)
         self._reliable = reliable
 
     def iter(self, *args: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
-        """Every kind of run goes through this one."""
+        """Add the capability; every kind of run goes through this method."""
         return self.wrapped.iter(*args, capabilities=[*(capabilities or ()), self._reliable], **options)
 
 
 def _message(ctx: Any, call: Any) -> str | None:
-    """Which of the model's messages asks for *call*: its place in the history, the same after a restart."""
+    """The model message that requested *call*, as its position in the history, which survives a restart."""
     said = [message for message in ctx.messages if isinstance(message, ModelResponse)]
     for number in range(len(said), 0, -1):
         if any(getattr(part, "tool_call_id", None) == call.tool_call_id for part in said[number - 1].parts):
@@ -186,7 +186,7 @@ def _message(ctx: Any, call: Any) -> str | None:
 
 
 def _permitted(scope: RunScope, request: Any) -> Any:
-    """The request, with a model that a replay may ask: Pydantic AI opens streams in a task of its own."""
+    """The request with a model that a replay may call, because Pydantic AI opens streams in a separate task."""
     if scope.invoker is None:
         return request
     model = copy.copy(request.model)
@@ -216,17 +216,17 @@ def protect(
     tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None,
     session: str | None = None,
 ) -> AbstractAgent[D, R]:
-    """The agent with its model requests recorded and its tools behind the gateway; it is used like the one inside.
+    """The agent with its model requests recorded and its tools behind the gateway; use it like the original.
 
-    *tools* declares them, as specs or as ``{"send_email": {"idempotent": False}}``; one that is not declared counts as
-    one that must not be repeated. *gateway* is an ``AsyncGateway`` or an ``Antiphon`` (default: the current one).
-    *session* is an id that is the same after a restart; without one, the ``conversation_id`` is taken.
+    *tools* declares tools, as specs or as ``{"send_email": {"idempotent": False}}``; an undeclared tool counts as not
+    idempotent. *gateway* is an ``AsyncGateway`` or an ``Antiphon`` (default: the current one). *session* is an id that
+    survives a restart (default: the ``conversation_id``).
     """
     return ProtectedAgent(agent, Reliable(session, tools, gateway))
 
 
 def _kept(answer: Exception) -> dict[str, Any]:
-    """An answer in the form of an exception, as it is recorded."""
+    """The recorded form of an answer that is an exception."""
     match answer:
         case exceptions.ToolRetryError():
             return {_RETRY: answer.tool_retry.content}
@@ -240,7 +240,7 @@ def _kept(answer: Exception) -> dict[str, Any]:
 
 
 def _again(kept: dict[str, Any], call: Any) -> Exception:
-    """… and back. Details of a failed validation travel in a part of their own; words count as a retry again."""
+    """… and back; validation errors have their own message part, and plain text becomes a retry again."""
     ((signal, content),) = kept.items()
     if signal == _SKIPPED:
         return exceptions.SkipToolExecution(content)
@@ -264,13 +264,13 @@ _CONTENT: TypeAdapter[Any] = TypeAdapter(Any)
 _LEFT_OUT = re.compile(
     r".*timeout|max_retries|extra_headers|cache|(.*_)?(user|metadata|store|service_tier|prompt_cache.*)"
 )
-"""Settings that do not decide what is answered, or that differ between two runs that do the same."""
+"""Settings that do not affect the answer, or that differ between equal runs."""
 
 
 def request_body(
     model: str, messages: Sequence[ModelMessage], settings: Mapping[str, Any] | None, parameters: Any
 ) -> dict[str, Any]:
-    """The request. Times and ids of runs are left out: they differ between two runs that do the same."""
+    """The request without timestamps and run ids, which differ between equal runs."""
     spoken: list[dict[str, Any]] = []
     instructions = None
     for message in messages:
@@ -359,7 +359,7 @@ def _calls(message: ModelResponse) -> list[dict[str, Any]]:
 
 
 def pack(message: ModelResponse) -> dict[str, Any]:
-    """A response as it is recorded."""
+    """The recorded form of a response."""
     details = message.provider_details or {}
     refused = message.finish_reason == "content_filter"
     return chat_response(
@@ -374,7 +374,7 @@ def pack(message: ModelResponse) -> dict[str, Any]:
 
 
 def unpack(value: Mapping[str, Any]) -> ModelResponse:
-    """The response again; it belongs to the run that is going on now."""
+    """Rebuild a response, as part of the current run."""
     if NATIVE not in value:
         return _plain_response(value)
     found = _RESPONSE.validate_python(value[NATIVE])
@@ -382,7 +382,7 @@ def unpack(value: Mapping[str, Any]) -> ModelResponse:
 
 
 def _plain_response(value: Mapping[str, Any]) -> ModelResponse:
-    """A response in OpenAI's chat dialect, as a function given to a replay answers."""
+    """Build a response from OpenAI's chat dialect, as returned by a function given to a replay."""
     message = value["choices"][0]["message"]
     parts: list[Any] = [TextPart(message["content"])] if message.get("content") else []
     for call in message.get("tool_calls") or ():

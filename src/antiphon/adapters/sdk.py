@@ -1,4 +1,4 @@
-"""``antiphon.wrap``: SDK clients whose model calls are recorded; their retries are made below the recording."""
+"""``antiphon.wrap``: records the model calls of SDK clients and makes their retries below the recording."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STAINLESS = ("openai", "anthropic")
 
 
 def wrap(client: C, *, inner: Any = None) -> C:
-    """The client with a recording transport; for one that cannot be wrapped, an error that says what to do.
+    """The client with a recording transport; an unsupported client raises an error that says what to do.
 
     Works for the clients of ``openai`` and ``anthropic`` (synchronous and asynchronous, Azure included) and for
-    ``httpx``/``httpx2`` clients. As many retries as an SDK's client had are made for it, below the recording: a call
-    that took three requests is one recorded call. *inner* is the transport underneath: give it if the client had one
-    of its own.
+    ``httpx``/``httpx2`` clients. The SDK client's number of retries is kept, but they are made below the recording: a
+    call that took three requests is one recorded call. *inner* is the transport to wrap; pass it if the client had its
+    own.
     """
     package = type(client).__module__.partition(".")[0]
     if package in _STAINLESS:

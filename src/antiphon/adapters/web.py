@@ -1,11 +1,11 @@
-"""``Idempotency-Key`` for web applications: a request that is sent again gets the first answer.
+"""``Idempotency-Key`` for web applications: a resent request gets the first response.
 
     app.add_middleware(IdempotencyKey, principal=lambda scope: scope["user"].id)      # ASGI: FastAPI, Starlette
     app.wsgi_app = IdempotencyKeyWSGI(app.wsgi_app, principal=lambda environ: ...)    # WSGI: Flask, Django
 
 Both follow draft-ietf-httpapi-idempotency-key-header: 400 without a key, 409 while the first request runs, 422 for
-another request under a used key. A response is kept and sent again, also a 402 or 404. One of 500 and above, or an
-exception, leaves the outcome unknown: the request is not processed again before somebody has settled it.
+a different request with a used key. A response is stored and resent, even a 402 or 404. A status of 500 and above, or
+an exception, leaves the outcome unknown: the request is not processed again until someone has settled it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _problem(status: int, code: str, detail: str, retry_after_s: int = 0) -> _Re
 
 
 class _Refused(Exception):
-    """A request that is answered without the application."""
+    """A request answered without the application."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -86,7 +86,7 @@ class _Refused(Exception):
 
 
 class _Request:
-    """A request under way: how the application answers it, and what it raised."""
+    """A request in progress: how the application answers it, and what it raised."""
 
     __slots__ = ("error", "respond")
 
@@ -148,7 +148,7 @@ class _Rules:
         gateway.register(_request_async if isinstance(gateway, AsyncGateway) else _request, spec)
 
     def key(self, lines: list[str]) -> str | None:
-        """The key in the lines of the header; ``None`` where there is none and none is needed."""
+        """The key in the header lines; ``None`` if there is none and none is required."""
         if not lines:
             if self.required:
                 raise _Refused(400, "idempotency_key_missing", "This operation needs an Idempotency-Key header.")
@@ -167,7 +167,7 @@ class _Rules:
             raise _Refused(413, "body_too_large", detail)
 
     def envelope(self, key: str, principal: object, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The call that stands for the request."""
+        """The call that represents the request."""
         if not isinstance(principal, str) or not principal:
             raise _Refused(401, "principal_missing", "The sender of this request is not known.")
         request_id = uuid4().hex
@@ -184,7 +184,7 @@ class _Rules:
         }
 
     def kept(self, response: _Response) -> dict[str, Any]:
-        """The response as the result of the call."""
+        """The response as the recorded result of the call."""
         if response.status in self.release:
             raise _Released(response)
         if response.status >= 500:
@@ -193,7 +193,7 @@ class _Rules:
         return {"status": response.status, "headers": headers, **_data(response.body)}
 
     def answer(self, request: _Request, result: ToolResultEnvelope) -> _Response:
-        """The response that the result stands for; what the application raised is raised."""
+        """The response in the result; re-raises what the application raised."""
         if isinstance(request.error, (_Released, _Failed)):
             return request.error.response
         if request.error is not None:
@@ -212,7 +212,7 @@ class _Rules:
 
 
 def _gateway(name: str, kind: type[G], given: G | None) -> G:
-    """The gateway that was given, else one of *kind* as it is configured."""
+    """The given gateway, or else the configured one of *kind*."""
     gateway = getattr(import_module("antiphon"), name)() if given is None else given
     if not isinstance(gateway, kind):
         raise InvalidInput(f"The gateway of this middleware must be an antiphon.{name}.", path="$.gateway")
@@ -220,7 +220,7 @@ def _gateway(name: str, kind: type[G], given: G | None) -> G:
 
 
 class _Released(DidNotHappen):
-    """A response that says: nothing happened."""
+    """A response that means that nothing happened."""
 
     def __init__(self, response: _Response) -> None:
         super().__init__(f"the application answered {response.status}")
@@ -228,7 +228,7 @@ class _Released(DidNotHappen):
 
 
 class _Failed(Exception):
-    """A response that does not say what happened."""
+    """A response that leaves the outcome unknown."""
 
     def __init__(self, response: _Response) -> None:
         super().__init__(f"the application answered {response.status}")
@@ -247,10 +247,10 @@ def _data(body: bytes) -> dict[str, str]:
 
 
 def _arguments(method: str, path: str, query: str, kind: str, body: bytes) -> dict[str, Any]:
-    """What must be equal in a request that is sent again. Equal JSON documents may be written differently.
+    """What must match when a request is resent; JSON bodies may be formatted differently.
 
-    A body that says to be JSON, but is none or has no canonical form (NaN, a lone surrogate, nested too deep), is
-    compared as it is.
+    A body that claims to be JSON, but is invalid or has no canonical form (NaN, a lone surrogate, too deeply nested),
+    is compared verbatim.
     """
     arguments: dict[str, Any] = {"method": method, "path": path, "query": query}
     if kind.partition(";")[0].strip().lower().endswith(("/json", "+json")):
@@ -265,16 +265,16 @@ def _arguments(method: str, path: str, query: str, kind: str, body: bytes) -> di
 
 
 class IdempotencyKey:
-    """ASGI middleware: a request that is sent again with its ``Idempotency-Key`` gets the first answer.
+    """ASGI middleware: a request resent with its ``Idempotency-Key`` gets the first response.
 
     *principal* returns the authenticated sender (text) of an ASGI scope; it may be a coroutine function. It is part
-    of the key, so nobody reads another's answers by guessing keys. *methods* are the ones that need a key; with
-    ``required=False`` a request without one passes. A response whose status is in *release* says that nothing
-    happened: it is not kept, and the key is free. Responses are sent when they are complete and kept for *ttl*
-    seconds. *reconcile* is asked about a request that ended without an answer, as that of a tool: it gets a dict with
-    ``principal``, ``key``, ``method``, ``path``, ``query`` and the body (``json``, ``text`` or ``base64``).
-    ``reconcile=lambda request: DidNotHappen()`` processes it again, if everything that the application does has a
-    key of its own.
+    of the key, so nobody can read the responses of others by guessing keys. *methods* are the ones that need a key;
+    with ``required=False`` a request without one passes. A response whose status is in *release* means that nothing
+    happened: it is not stored, and the key is free again. Responses are sent once complete and stored for *ttl*
+    seconds. *reconcile* decides about a request that ended without a response, like that of a tool: it gets a dict
+    with ``principal``, ``key``, ``method``, ``path``, ``query`` and the body (``json``, ``text`` or ``base64``).
+    ``reconcile=lambda request: DidNotHappen()`` processes it again; use it if everything that the application does has
+    its own key.
 
     >>> from antiphon import AsyncGateway
     >>> async def app(scope, receive, send): ...
@@ -331,7 +331,7 @@ class IdempotencyKey:
             finally:
                 _current.reset(token)
             await _send(self._rules.answer(request, result), send)
-        except GeneratorExit:  # a closed coroutine cannot wait
+        except GeneratorExit:  # a coroutine being closed cannot await
             raise
         except BaseException as error:
             await running.end(error)
@@ -354,7 +354,7 @@ class IdempotencyKey:
 
 
 class _Running:
-    """An ASGI application that answers a request, in a task of its own: it may go on when its answer is complete."""
+    """Runs an ASGI application for one request in its own task, which may continue after the response is complete."""
 
     def __init__(self, app: Application, scope: Scope, receive: Receive, body: bytes) -> None:
         self._app, self._scope, self._receive = app, scope, receive
@@ -365,15 +365,15 @@ class _Running:
         self._task: asyncio.Future[None] | None = None
 
     async def response(self) -> _Response:
-        """Start the application; return its answer as soon as that is complete."""
-        import asyncio  # synchronous programs do without it
+        """Start the application; return its response as soon as it is complete."""
+        import asyncio  # not needed by synchronous programs
 
         self._complete, self._sent = asyncio.get_running_loop().create_future(), asyncio.Event()
         self._task = asyncio.ensure_future(self._app({**self._scope, "extensions": {}}, self._read, self._collect))
         while not (self._complete.done() or self._task.done()):
             try:
                 await asyncio.wait((self._complete, self._task), return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:  # the application's, as if it were awaited here
+            except asyncio.CancelledError:  # cancel the application, as if it were awaited here
                 self._task.cancel()
         if not self._complete.done():
             await self._task
@@ -386,7 +386,7 @@ class _Running:
         return _Response(self._started[0]["status"], headers, b"".join(self._parts))
 
     async def end(self, error: BaseException | None = None) -> None:
-        """The answer was sent, or *error* came instead: let the application end, and raise what it raises."""
+        """After the response was sent or failed with *error*, let the application finish and raise what it raises."""
         import asyncio
 
         if self._task is not None:
@@ -410,13 +410,13 @@ class _Running:
             self._started.append(message)
         elif message["type"] == "http.response.body":
             self._parts.append(message.get("body", b""))
-            if not (message.get("more_body", False) or self._left):  # told so, the application may have stopped early
+            if not (message.get("more_body", False) or self._left):  # after a disconnect it may have stopped early
                 self._complete.set_result(None)
                 await self._sent.wait()
 
 
 class _Disconnected(Exception):
-    """The client went away before its request was complete."""
+    """The client disconnected before its request was complete."""
 
 
 async def _request_async(**_: Any) -> Any:
@@ -525,7 +525,7 @@ class IdempotencyKeyWSGI:
 
 
 class _Body(list[bytes]):
-    """The body of an answer. The server closes it when it is sent, and so what the application made it of."""
+    """A response body; when the server closes it, the application's iterable is closed too."""
 
     made_of: Iterable[bytes] = ()
 

@@ -147,14 +147,14 @@ class Command(NamedTuple):
         """
         parser, options = self.parser(name), self.parser(name)
         if any(action.nargs == argparse.REMAINDER for action in parser._actions):
-            return parser.parse_args(words)  # the rest is a command line of its own
+            return parser.parse_args(words)  # the rest is another command line
         options._actions[:] = [action for action in options._actions if action.option_strings]
         options.format_help = parser.format_help  # type: ignore[method-assign]
         end = words.index("--") if "--" in words else len(words)
         parser.as_json = options.as_json = "--json" in words[:end] and "--json" in parser._option_string_actions
         found, rest = options.parse_known_args(words[:end])
         for action in parser._actions:
-            action.required = action.required and not action.option_strings  # those were looked for already
+            action.required = action.required and not action.option_strings  # options were already parsed
         return parser.parse_args([*rest, *words[end:]], found)
 
 
@@ -182,10 +182,10 @@ def call(name: str, command: Command, words: list[str]) -> int:
     except errors.AntiphonError as error:
         report(error, getattr(arguments, "json", False))
         return exit_code(error)
-    except BrokenPipeError:  # nobody reads on: what was found out counts, and what was not is no success
+    except BrokenPipeError:  # the reader closed the pipe: use the exit code if there is one already
         _give_up_output()
         return code
-    except OSError as error:  # a file that was named and cannot be read or written
+    except OSError as error:  # a given file cannot be read or written
         if error.filename is None:
             if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
                 raise
@@ -231,7 +231,7 @@ def report(error: errors.AntiphonError, as_json: bool) -> None:
     if as_json:
         ui.print_json({"error": error.code, "message": error.message, "hint": error.hint}, indent=False)
         return
-    notice = "\n" in error.message  # a page of its own, such as the side effects to review
+    notice = "\n" in error.message  # a multi-line notice, such as the side effects to review
     print(error.message if notice else f"antiphon: {error.message}", file=sys.stderr)
     if error.hint:
         print(f"          {error.hint}", file=sys.stderr)
@@ -264,7 +264,7 @@ def _named_store(arguments: argparse.Namespace, *, makes: bool) -> Iterator[None
     else:
         from antiphon.config.wiring import open_store
 
-        open_store(named, setting="--store")  # refused here, as the option that it is
+        open_store(named, setting="--store")  # so that an error names the option
     before = {name: os.environ.pop(name, None) for name in _STORE_VARIABLES}
     os.environ.update(dict.fromkeys(("ANTIPHON_STORE", "ANTIPHON_STORE_CLAIMS", "ANTIPHON_STORE_LOG"), named))
     try:
@@ -290,7 +290,7 @@ def run_server(server: Any, tell: Callable[[str], None]) -> bool:
         server.run(sockets)
     except KeyboardInterrupt:
         return True
-    except SystemExit:  # the server has said why
+    except SystemExit:  # the server has already reported why
         return False
     finally:
         for one in sockets:

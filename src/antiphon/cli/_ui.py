@@ -20,13 +20,13 @@ def print_json(value: Any, *, indent: bool = True) -> None:
     option = orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE | (orjson.OPT_INDENT_2 if indent else 0)
     try:
         document = orjson.dumps(value, str, option)
-    except TypeError:  # what JSON or UTF-8 cannot write, in the form in which it is recorded
+    except TypeError:  # not encodable as JSON or UTF-8: use the recorded form
         from antiphon._recording.plain import dump
 
         document = orjson.dumps(orjson.loads(dump(value)), option=option)
     if document.isascii() or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8":
         sys.stdout.write(document.decode())
-    else:  # JSON is UTF-8, whatever the terminal knows
+    else:  # JSON is UTF-8, whatever the terminal's encoding
         sys.stdout.flush()
         sys.stdout.buffer.write(document)
 
@@ -114,7 +114,7 @@ def aside(active: bool) -> Iterator[None]:
     except (OSError, ValueError):
         number = kept = -1
     if kept >= 0:
-        os.dup2(2, number)  # what subprocesses print, too
+        os.dup2(2, number)  # includes the output of subprocesses
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -156,7 +156,7 @@ def progress(items: Iterable[T], total: int | None, label: str) -> Iterator[T]:
         print(f"{label}: 0{f' of {total}' if total else ''}", end="", file=sys.stderr, flush=True)
     for number, item in enumerate(items, 1):
         if drawn:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the line is free for whoever takes the item
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # clear the line for the consumer of the item
         drawn = False
         yield item
         if shown and (number % 50 == 0 or number == total or time.monotonic() - said >= _EVERY_S):

@@ -131,7 +131,7 @@ def _upload(app: Any, manifest: Any, arguments: argparse.Namespace) -> int:
     from antiphon.config.wiring import bucket_of
     from antiphon.ops.storage import keep
 
-    bucket_of(app.config.artifacts)  # says what is missing before anything is written
+    bucket_of(app.config.artifacts)  # reports what is missing before anything is written
     kept = keep(app, manifest, arguments.format or "antiphon", progress=ui.progress)
     ui.output(arguments, {"run": manifest.id, **kept._asdict()}, f"{kept.place}  {kept.bytes} bytes")
     return _complain(kept, "artifact", arguments.json)

@@ -50,7 +50,7 @@ def console(arguments: argparse.Namespace) -> int:
 
         load_module(arguments.entry.partition(":")[0])
     with application(arguments) as app:
-        app.journal.ping()  # a store that cannot be used is told here, once
+        app.journal.ping()  # reports an unusable store here, once
         os.environ[ENVIRONMENT_KEY] = token = secrets.token_urlsafe(32)
         config = ServerConfig(
             create(app=app, bind="127.0.0.1", executes=False, operator=user_name()),

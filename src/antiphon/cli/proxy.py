@@ -93,7 +93,7 @@ def proxy(arguments: argparse.Namespace) -> int:
     try:
         import uvicorn
 
-        import antiphon.proxy.outward  # noqa: F401 - what every request needs
+        import antiphon.proxy.transport  # noqa: F401 - what every request needs
         from antiphon.host.http.app import leave_to_stay
         from antiphon.host.http.connections import ServerConfig
     except ImportError as error:
@@ -130,7 +130,7 @@ def proxy(arguments: argparse.Namespace) -> int:
         )
         if arguments.mode == "live" and app.config.loop.max_cost is not None:
             print("antiphon: [loop] max_cost counts recorded runs; with --mode live it has no effect", file=sys.stderr)
-        app.journal.ping()  # a store that cannot be used is told here, once
+        app.journal.ping()  # reports an unusable store here, once
         served = Proxy(app, settings)
         server = ServerConfig(
             served,
@@ -195,7 +195,7 @@ def mcp(arguments: argparse.Namespace) -> int:
     if not words or words[0] != "wrap":
         raise InvalidInput("There is nothing to wrap.", hint="Write: antiphon mcp wrap -- COMMAND")
     place = words.index("--") if "--" in words else 0
-    if place > 1 and words[1].startswith("-"):  # options behind the word
+    if place > 1 and words[1].startswith("-"):  # options after "wrap"
         return call("mcp", mcp, [*words[1:place], "wrap", *words[place:]])
     server = words[2:] if place == 1 else words[1:]
     if not server:

@@ -346,7 +346,7 @@ def test(arguments: argparse.Namespace) -> int:
             paths, options, jobs=arguments.jobs, code_of=exit_code, apart=own, quiet=arguments.json
         )
         for result in ui.progress(checked, len(paths), "replaying, golden runs"):
-            by_path[result.path] = result  # the same again, if its process did something at its end
+            by_path[result.path] = result  # updated if its process reports late calls at exit
             verdicts.keep(
                 result.path,
                 result.status,

@@ -102,7 +102,7 @@ def _interrupted(manifest: RunManifest) -> str:
 def _explain(error: BaseException) -> None:
     """The failure; where it is the agent's own, with the lines of its code that led there."""
     if isinstance(error, SystemExit):
-        if isinstance(error.code, str):  # Python would say it now
+        if isinstance(error.code, str):  # Python would print it at this point
             print(error.code, file=sys.stderr)
         return
     if not isinstance(error, AntiphonError):
@@ -151,7 +151,7 @@ def exec_(arguments: argparse.Namespace) -> int:
             "sandbox": not arguments.no_sandbox,
         }
         ended = _start(words, order)
-        code = 128 - ended if ended < 0 else ended  # as a shell tells of a signal
+        code = 128 - ended if ended < 0 else ended  # as a shell reports a signal
         found = _read(report)
     if found is None:
         print(
@@ -163,13 +163,13 @@ def exec_(arguments: argparse.Namespace) -> int:
     if "error" in found:
         print(f"antiphon: {found['message']}\n          {found['hint']}".rstrip(), file=sys.stderr)
         return EXIT["not_found"] if found["error"] == "not_found" else EXIT["usage"]
-    if replay is None and ended > 0:  # who is killed by a signal has not failed, but was interrupted
+    if replay is None and ended > 0:  # a process killed by a signal was interrupted; it did not fail
         _note_exit(arguments, found["run"], code)
         found["status"] = "failed"
     if "begun" in found:
         return _cut_off(found["run"], code, replay is not None)
     if replay is not None:
-        if recorded not in (None, code) and not found["divergenceCount"]:  # else it may be what came of that
+        if recorded not in (None, code) and not found["divergenceCount"]:  # otherwise a divergence may be the cause
             text = f"the program ended with exit code {code}; when it was recorded, with {recorded}"
             found["divergences"], found["divergenceCount"] = [{"message": text}], 1
         return _replayed(found, code, arguments.quiet)
@@ -235,13 +235,13 @@ def _start(command: Sequence[str], order: Mapping[str, Any]) -> int:
     hook = str(Path(_version.__file__).parent / "_hook")
     paths = [hook, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "ANTIPHON_EXEC": orjson.dumps(order).decode()}
-    with contextlib.suppress(RuntimeError):  # there is no home folder, so there are no models
+    with contextlib.suppress(RuntimeError):  # no home folder, so no models
         env["ANTIPHON_MODELS"] = str(model_folder().parent.absolute())
-    with contextlib.suppress(ConfigError):  # the program says so itself, if it needs one
-        env["ANTIPHON_HOME"] = str(state_place().folder.absolute())  # it may lie in another project
+    with contextlib.suppress(ConfigError):  # the program reports it itself if it needs the store
+        env["ANTIPHON_HOME"] = str(state_place().folder.absolute())  # it may be in another project
     child = subprocess.Popen(command, env=env)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the program itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the program directly
     signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
     try:
         return child.wait()

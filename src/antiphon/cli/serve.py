@@ -73,7 +73,7 @@ def serve(arguments: argparse.Namespace) -> int:
         )
     token = ""
     with closing(app.journal) as journal:
-        journal.ping()  # a store that cannot be used is told here, once
+        journal.ping()  # reports an unusable store here, once
         if settings.auth and not os.environ.get(ENVIRONMENT_KEY) and not _has_key(journal, config):
             if public:
                 raise ConfigError(

@@ -1,4 +1,4 @@
-"""Serves the pages: one document, one script, one stylesheet. They hold no data, so they need no key."""
+"""Serves the console's static files: one document, one script, one stylesheet; without data, they need no key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = {
     "/console/console.css": ("console.css", "text/css; charset=utf-8"),
     "/console/licenses.txt": ("licenses.txt", "text/plain; charset=utf-8"),
 }
-"""Every path of the console with its file and type; nothing else is ever read from disk."""
+"""The file and media type for every console path; no other file is ever served."""
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def _content(name: str) -> tuple[bytes, str]:
 
 
 async def page(request: Request) -> Response:
-    """One of the files."""
+    """Serve one of the files."""
     name, kind = FILES[request.scope["path"]]
     data, tag = _content(name)
     headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache", "ETag": tag}
@@ -40,5 +40,5 @@ async def page(request: Request) -> Response:
 
 
 def routes() -> list[Route]:
-    """The paths of the console, for an application that also serves the API."""
+    """The console routes, for an application that also serves the API."""
     return [Route(path, page) for path in FILES]

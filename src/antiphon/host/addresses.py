@@ -1,6 +1,6 @@
-"""Which addresses of the network callers may make the host connect to: decided by address, never by name.
+"""Which network addresses callers may make the host connect to: decided by address, never by name.
 
-The ranges stand here and not in ``ipaddress``, whose answers differ between releases of Python.
+The ranges are listed here because the answers of ``ipaddress`` differ between Python releases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from antiphon.errors import InvalidInput
 _LONGEST = 2048
 _LOOKUP_S = 5.0
 _LOOKUPS = 4
-"""Names that are looked up at a time for one tenant."""
+"""Concurrent DNS lookups per tenant."""
 
 _SPECIAL_4 = tuple(
     map(
@@ -27,16 +27,16 @@ _SPECIAL_4 = tuple(
         (
             "0.0.0.0/8",  # this network
             "10.0.0.0/8",
-            "100.64.0.0/10",  # shared between customers of a provider
+            "100.64.0.0/10",  # carrier-grade NAT
             "127.0.0.0/8",
-            "168.63.129.16/32",  # services of a cloud for its machines
-            "169.254.0.0/16",  # link-local, metadata of clouds
+            "168.63.129.16/32",  # Azure platform services
+            "169.254.0.0/16",  # link-local, cloud metadata services
             "172.16.0.0/12",
             "192.0.0.0/24",  # protocol assignments
             "192.0.2.0/24",
             "192.31.196.0/24",
             "192.52.193.0/24",
-            "192.88.99.0/24",  # relays of 6to4
+            "192.88.99.0/24",  # 6to4 relays
             "192.168.0.0/16",
             "192.175.48.0/24",
             "198.18.0.0/15",  # benchmarks
@@ -48,14 +48,14 @@ _SPECIAL_4 = tuple(
     )
 )
 _GLOBAL_6 = ipaddress.IPv6Network("2000::/3")
-"""All that is outside is special: loopback, mapped and compatible IPv4, NAT64, unique local, link-local, multicast."""
+"""Everything else is special: loopback, mapped and compatible IPv4, NAT64, unique local, link-local, multicast."""
 _SPECIAL_6 = tuple(
     map(
         ipaddress.IPv6Network,
         (
             "2001::/23",  # protocol assignments: Teredo, ORCHID, benchmarks
             "2001:db8::/32",
-            "2002::/16",  # 6to4 holds an IPv4 address
+            "2002::/16",  # 6to4 embeds an IPv4 address
             "2620:4f:8000::/48",
             "3fff::/20",
         ),
@@ -70,7 +70,7 @@ class AddressRefused(InvalidInput):
 
 
 class Target(NamedTuple):
-    """Where to connect to: the address that was checked, whatever the name means a moment later."""
+    """Where to connect: the checked address, whatever the name resolves to later."""
 
     url: str
     address: str
@@ -109,15 +109,15 @@ def _parts(url: Any) -> tuple[SplitResult, str, int]:
 
 
 class Lookup:
-    """Finds and checks the address of a URL; a name server that hangs keeps only its own tenant waiting."""
+    """Resolves a URL and checks the address; a hanging name server delays only its own tenant."""
 
     def __init__(self, *, loopback: bool) -> None:
         self._loopback = loopback
-        """Whether the operator allows receivers on this machine, over plain HTTP."""
+        """Whether the operator allows receivers on this machine over plain HTTP."""
         self._room: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_LOOKUPS))
 
     async def target(self, tenant: str, url: Any) -> Target:
-        """The checked address of *url*; one of the outside world over TLS."""
+        """The checked address of *url*; public addresses require TLS."""
         parts, host, port = _parts(url)
         try:
             async with asyncio.timeout(_LOOKUP_S):
@@ -133,7 +133,7 @@ class Lookup:
         return Target(url, addresses[0])
 
     async def _addresses(self, tenant: str, host: str, port: int) -> list[str]:
-        """Every address of a name. The thread keeps its place until the name server has answered."""
+        """All addresses of a name; the thread keeps its slot until the name server has answered."""
         room, loop = self._room[tenant], asyncio.get_running_loop()
         await room.acquire()
         answer: asyncio.Future[list[str]] = loop.create_future()
@@ -157,7 +157,7 @@ class Lookup:
                     raise OSError("no address")
             except Exception as error:
                 problem = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody is waiting
                 loop.call_soon_threadsafe(done, found, problem)
 
         threading.Thread(target=look, name="antiphon-lookup", daemon=True).start()

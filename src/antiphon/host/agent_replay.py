@@ -1,4 +1,4 @@
-"""How the calls of an agent are answered in a replay fork, and what the fork hears of them."""
+"""How a replay fork answers the calls of an agent, and what it learns from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class AnsweringInvoker(StrictInvoker):
     """Answers every call from the recording."""
 
     def tell(self, heard: Heard) -> None:
-        """Say what was noticed on the way."""
+        """Report what was observed."""
         heard.unasked = self._unasked
         if self.refusals:
             found = self.refusals[0].payload
@@ -25,7 +25,7 @@ class AnsweringInvoker(StrictInvoker):
 
 
 class AskingInvoker(AnsweringInvoker, VerifyInvoker):
-    """The same, and asks each model beside that: does it still answer, does it still refuse?"""
+    """The same, and also asks each model again to check whether it still answers or refuses."""
 
     def __init__(self, recording: Recording, observer: Observer) -> None:
         super().__init__(recording, observer)

@@ -1,4 +1,4 @@
-"""API keys of the host: made once, shown once, kept as digests in the store, so that every worker sees a revocation."""
+"""API keys of the host: shown once and stored as digests, so that every worker sees a revocation."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log: logging.Logger = logging.getLogger("antiphon.host")
 Role = Literal["read", "run", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
 HOST_TENANT = "antiphon-host"
-"""Whose reserved runs hold what the host itself keeps; no credential has this tenant."""
+"""The tenant of the host's own reserved runs; no credential has this tenant."""
 KEYS_RUN = "host-apikeys"
 ENVIRONMENT_KEY = "ANTIPHON_API_KEY"
 _REFRESH_S = 1.0
 _UNKNOWN_S = 0.1
-"""How long an unknown key waits for the next look: it may be new, and whoever guesses is slowed down."""
+"""How long an unknown key waits for the next refresh: it may be new, and guessing is slowed down."""
 
 
 class Principal(NamedTuple):
-    """Who makes a request: the tenant comes from the credential and from nowhere else (D31)."""
+    """Who makes a request; the tenant comes only from the credential (D31)."""
 
     key_id: str
     tenant: str
@@ -42,7 +42,7 @@ class Principal(NamedTuple):
 
 
 class ApiKey(NamedTuple):
-    """What is kept of a key."""
+    """What is stored about a key."""
 
     id: str
     digest: str
@@ -55,11 +55,11 @@ class ApiKey(NamedTuple):
     def to_wire(self) -> dict[str, Any]:
         wire = self._asdict()
         del wire["digest"]
-        return {**wire, "createdAtMs": self.created_at_ms}  # ``created_at_ms`` is its name of 0.1.0, deprecated
+        return {**wire, "createdAtMs": self.created_at_ms}  # ``created_at_ms`` is the deprecated name from 0.1.0
 
 
 def digest_of(token: str) -> str:
-    """Keys are random, so a plain digest is enough: there is nothing to guess."""
+    """The digest of a key; keys are random, so a plain hash is enough."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -76,7 +76,7 @@ class KeyRing:
     def __init__(
         self, journal: Journal, clock: Clock, *, default_tenant: str, environment: str = "environment"
     ) -> None:
-        """*environment*: how the key of the environment is named in the audit log."""
+        """*environment* names the key from the environment in the audit log."""
         self._clock = clock
         self._log = host_log(journal, clock, KEYS_RUN)
         self._keys: dict[str, ApiKey] = {}
@@ -86,7 +86,7 @@ class KeyRing:
         self._environment_principal = Principal(environment, default_tenant, "admin")
 
     async def refresh(self, at_most_every_s: float = _REFRESH_S) -> None:
-        """Read what was appended since the last time."""
+        """Read what was appended since the last refresh."""
         for event in await self._log.read(at_most_every_s=at_most_every_s):
             payload = event.payload
             if event.type == "key.created":
@@ -102,7 +102,7 @@ class KeyRing:
             self._keys[key.id] = self._by_digest[key.digest] = key
 
     async def find(self, token: str) -> Principal | None:
-        """Whose key this is."""
+        """The principal of a key."""
         digest = digest_of(token)
         if self._environment is not None and hmac.compare_digest(digest, self._environment):
             return self._environment_principal
@@ -114,8 +114,8 @@ class KeyRing:
         return None if key is None or key.revoked else Principal(key.id, key.tenant, key.role)
 
     async def is_valid(self, principal: Principal) -> bool:
-        """Whether the key of a principal that was let in has not been revoked since."""
-        with contextlib.suppress(StoreError):  # what is not known is not held against it
+        """Whether the key of an authenticated principal is still valid."""
+        with contextlib.suppress(StoreError):  # if the store fails, the last known state counts
             await self.refresh()
         key = self._keys.get(principal.key_id)
         return key is None or not key.revoked
@@ -134,7 +134,7 @@ class KeyRing:
         return {self._environment_principal.tenant, *(key.tenant for key in self._keys.values())}
 
     async def create(self, *, role: str, tenant: str, name: str = "") -> tuple[str, ApiKey]:
-        """A new key: the token, to be shown once, and what is kept."""
+        """Create a key; return the token, to be shown once, and the stored record."""
         if role not in ROLES:
             raise InvalidInput(f"The role must be one of {', '.join(ROLES)}.", path="role")
         if not tenant or tenant == HOST_TENANT:
@@ -146,7 +146,7 @@ class KeyRing:
         return token, key
 
     async def revoke(self, key_id: str) -> ApiKey:
-        """Refuse a key from now on; other workers follow within two seconds."""
+        """Revoke a key; other workers follow within two seconds."""
         await self.refresh(0.0)
         key = self._keys.get(key_id)
         if key is None:

@@ -23,7 +23,7 @@ def tools(host: Host, principal: Principal) -> dict[str, Any]:
 
 
 def with_key(envelope: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """The envelope with the key of the header, which says the same as its own."""
+    """The envelope with the key from the header, which must match its own."""
     payload = envelope.get("payload")
     if key is None or not isinstance(payload, dict):
         return envelope
@@ -35,7 +35,7 @@ def with_key(envelope: dict[str, Any], key: str | None) -> dict[str, Any]:
 
 
 class Call:
-    """One call that goes on to its end, whether or not its client waits."""
+    """One call that runs to completion, whether or not its client waits."""
 
     def __init__(self, host: Host, principal: Principal, envelope: dict[str, Any]) -> None:
         self._out_of_time = host.out_of_time
@@ -49,7 +49,7 @@ class Call:
             raise InvalidInput(text, path="$.target.tenantId")
         with without_run():
             call = self._gateway.envelope_call(envelope)
-        if isinstance(call, ToolResultEnvelope):  # nothing was called and nothing is recorded
+        if isinstance(call, ToolResultEnvelope):  # nothing was called or recorded
             error = call.error
             code, text = ("validation_error", "") if error is None else (error.code, error.message)
             raise Rejected(404 if code == "unknown_tool" else 400, code, text)
@@ -66,7 +66,7 @@ class Call:
             self._chunks.put_nowait(None)
 
     async def result(self) -> dict[str, Any]:
-        """The result envelope; nobody waits for it longer than the host has time at its end."""
+        """The result envelope; waits no longer than shutdown allows."""
         await asyncio.wait((self._task, self._out_of_time), return_when=asyncio.FIRST_COMPLETED)
         self._check_time()
         found: dict[str, Any] = self._task.result()
@@ -81,7 +81,7 @@ class Call:
             raise Rejected(503, "shutting_down", text)
 
     async def events(self, pause_s: float) -> AsyncIterator[tuple[str, Any]]:
-        """``chunk`` as they come, ``pause`` after *pause_s* without any, then ``result``."""
+        """Each ``chunk`` as it arrives, ``pause`` after *pause_s* without one, then ``result``."""
         number = 0
         while True:
             found: tuple[str, Any] | None = ("pause", None)
@@ -100,7 +100,7 @@ class Call:
 
 
 class _Heard:
-    """A stream that is read to its end, and overheard."""
+    """A stream that is read to its end and copied to a listener."""
 
     def __init__(self, stream: Any, chunks: asyncio.Queue[tuple[str, Any] | None]) -> None:
         self._stream = stream

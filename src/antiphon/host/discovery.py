@@ -1,4 +1,4 @@
-"""What the host says of itself, and the test it passes before it says so (L7, D24, D26)."""
+"""The discovery document, and the self-test that backs its claims (L7, D24, D26)."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def _nowhere(
 
 
 async def self_test(recipe: str) -> list[str]:
-    """What this installation cannot honour; empty if a known key and a small replay come out right."""
+    """What this installation cannot support; empty if a known key and a small replay come out right."""
     known = _data("self_test.json")
     wrong: list[str] = []
     if llm_cache_key(known["request"], recipe=recipe) != known["keys"][recipe]:  # type: ignore[arg-type]
         wrong.append(f"the key recipe {recipe} does not give its known vector")
     from antiphon.stores import MemoryStore
 
-    telemetry = TelemetrySection(logs=False, prefix="antiphon_self_test")  # its calls do not count with the host's own
+    telemetry = TelemetrySection(logs=False, prefix="antiphon_self_test")  # keep its calls out of the host's metrics
     config = Config(host=HostSection(llm_key_recipe=recipe), telemetry=telemetry)  # type: ignore[arg-type]
     host = Host(Antiphon(config, store=MemoryStore()), _nowhere)
     await host.start(resume=False)
@@ -119,5 +119,5 @@ def discovery(host: Host) -> dict[str, Any]:
 
 
 def claims_version_4(host: Host) -> bool:
-    """Whether configuration and self-test allow the claim; without them the host says less."""
+    """Whether configuration and self-test allow the host to claim version 4."""
     return bool(host.claims.get("passed")) and host.config.record.enabled

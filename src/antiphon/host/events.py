@@ -1,4 +1,4 @@
-"""The workflow events of a run, as rows of the run log and as documents of the protocol (L5)."""
+"""The workflow events of a run, as rows of the run log and as protocol documents (L5)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from antiphon.redact._pointers import viewed
 log: logging.Logger = logging.getLogger("antiphon.host")
 
 PLACE = "sequence"
-"""Where the metadata of a row says its number among the workflow events of the run."""
+"""Row metadata: the sequence number among the workflow events of the run."""
 ASKED = "asked"
-"""Where it says what a node asked the world for, as a digest."""
+"""Row metadata: the digest of a node's external request."""
 _BATCH = 1000
 _LARGE_BYTES = 16_384
 _LOOK_S = 0.25
 
 
 class RunDamaged(AntiphonError):
-    """The log of one run cannot be read; no other run is affected."""
+    """The log of one run cannot be read; other runs are not affected."""
 
     code = "run_damaged"
 
@@ -54,7 +54,7 @@ def row_of(recorder: Recorder, told: WorkflowEvent, sequence: int) -> Row:
 
 
 def is_large(payload: Mapping[str, Any]) -> bool:
-    """Whether writing a payload takes longer than an event loop should wait; what has no plain form counts as large."""
+    """Whether a payload takes too long to write on the event loop; one that is not plain JSON counts as large."""
     try:
         return len(orjson.dumps(payload)) > _LARGE_BYTES
     except TypeError:
@@ -62,24 +62,24 @@ def is_large(payload: Mapping[str, Any]) -> bool:
 
 
 class Numbered(NamedTuple):
-    """A workflow event with its place."""
+    """A workflow event with its sequence number."""
 
     sequence: int
     told: WorkflowEvent
     at_ms: int
     redacted: bool
-    """Whether what the log holds is not what was given."""
+    """Whether the logged payload was redacted."""
     row: int = 0
-    """Its place in the log."""
+    """Its row in the log."""
 
 
 def one_line(error: BaseException) -> str:
-    """An exception for a line of the log."""
+    """An exception as one log line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 def document(run: str, event: Numbered) -> dict[str, Any]:
-    """The event as the protocol shows it: nothing in it depends on when or where it was written, but ids and time."""
+    """The event as the protocol shows it; only ids and time depend on when and where it was written."""
     found: dict[str, Any] = {
         "eventId": event_id(run, event.sequence),
         "runId": run,
@@ -95,12 +95,12 @@ def document(run: str, event: Numbered) -> dict[str, Any]:
 
 
 def iso(ms: int) -> str:
-    """A time on the wire."""
+    """A timestamp in wire format."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Reader(msgspec.Struct, eq=False):
-    """Reads the workflow events of one run, each time from where it stopped."""
+    """Reads the workflow events of one run incrementally."""
 
     journal: Journal
     run: str
@@ -109,12 +109,12 @@ class Reader(msgspec.Struct, eq=False):
     next: int = 0
     """The row to read next."""
     rows: list[Event] = []
-    """The other rows that were passed on the way: calls and their outcomes."""
+    """The other rows read so far: calls and their outcomes."""
     opened: Callable[[Event], Event] = viewed
-    """Gives an event its originals back, for those who execute; others see masks."""
+    """Restores masked values for executing code; others see masks."""
 
     async def more(self, *, keep_rows: bool = False) -> list[Numbered]:
-        """The events that came since the last time."""
+        """The events since the last read."""
         found: list[Numbered] = []
         while batch := await self._batch():
             for event in batch:
@@ -153,13 +153,13 @@ class Reader(msgspec.Struct, eq=False):
 
 
 class Signals:
-    """Wakes those who wait for news of a run that is executed in this process."""
+    """Wakes waiters when a run of this process has new events."""
 
     def __init__(self) -> None:
         self._news: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
 
     def news_of(self, run: str) -> asyncio.Event:
-        """What the next news of a run sets; take it before looking, so that nothing is missed."""
+        """The event that the next news of a run sets; get it before reading, so that nothing is missed."""
         found = self._news.get(run)
         if found is None or found.is_set():
             found = self._news[run] = asyncio.Event()
@@ -174,9 +174,9 @@ class Signals:
 async def follow(
     reader: Reader, signals: Signals, run: str, *, is_local: Callable[[], bool], idle_s: float
 ) -> AsyncGenerator[list[Numbered]]:
-    """New events as they come, an empty list after *idle_s* of silence; ends after the last event of the run.
+    """New events as they arrive, an empty list after *idle_s* of silence; ends after the last event of the run.
 
-    A run of this process wakes its followers; one of another process is looked at four times a second.
+    A run in this process wakes its followers; a run in another process is polled four times a second.
     """
     silent = 0.0
     while True:

@@ -1,12 +1,12 @@
-"""Tenants share one event loop: one that is ahead of another in its use waits until that one has caught up.
+"""Fair sharing of one event loop: a tenant that has used more time than another waits until that one has caught up.
 
-A step is what a coroutine does between two waits. The time of its steps is added up for each tenant that is at work;
-who was idle begins level with the others. A tenant that is ahead pauses before its next step until the one that used
-least has used as much, or for ten times its lead if the other does not want that much. Nobody waits for a tenant that
-is made to wait itself.
+A step is what a coroutine does between two waits. The time of its steps is added up for each active tenant; a tenant
+that was idle starts level with the others. A tenant that is ahead pauses before its next step until the tenant with the
+least usage has caught up, or for ten times its lead if that tenant does not need that much. No tenant waits for one
+that is itself paused.
 
-Long steps (large documents have to be read, redacted and written) count more, because nobody can have the loop before
-they end. A few of them are free now and then.
+Long steps (parsing, redacting and writing large documents) count more, because they block the loop until they end. A
+small allowance of them is free.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 SHORT_S, LONG = 0.002, 24.0
-"""What is beyond this in a step counts so many times."""
+"""The part of a step beyond ``SHORT_S`` counts ``LONG`` times."""
 CREDIT_S, REFILL = 4.0, 0.05
-"""So much of what long steps count more is free for a tenant, and comes back at this rate."""
+"""Surcharge for long steps that is free for a tenant, and the rate at which this credit refills."""
 SLACK_S = 0.001
-"""A lead that does not matter."""
+"""A lead that is ignored."""
 PATIENCE = 10.0
-"""A lead is over after so many times its length."""
+"""A lead expires after this many times its length."""
 LONGEST_S = 2.0
-"""Nobody waits longer than this at a time."""
+"""The longest pause."""
 ACTIVE_S = 0.05
-"""A tenant is at work if it has made a step in this time."""
+"""A tenant is active if it has made a step within this time."""
 _FORGOTTEN_S = 100.0
 
 
 class _Use:
-    """How much of the loop a tenant has used, and when it may go on even though it is ahead."""
+    """A tenant's use of the loop, and when it may continue although it is ahead."""
 
     __slots__ = ("at", "credit", "seconds", "until")
 
@@ -44,7 +44,7 @@ class _Use:
         self.until = now
 
     def more(self, took: float, now: float) -> None:
-        """A step took so long."""
+        """Add a step that took *took* seconds."""
         self.credit = min(CREDIT_S, self.credit + (now - self.at) * REFILL)
         surcharge = max(0.0, took - SHORT_S) * (LONG - 1)
         remitted = min(surcharge, self.credit)
@@ -54,14 +54,14 @@ class _Use:
 
 
 class Shares:
-    """Who has used the loop how much."""
+    """The loop usage of all tenants."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
         self._uses: dict[str, _Use] = {}
 
     def spent(self, tenant: str, took: float) -> None:
-        """A step of a tenant has ended that took so many seconds."""
+        """Account for a step of *tenant* that took *took* seconds and has just ended."""
         now = self.now()
         begun = now - took
         use = self._uses.get(tenant)
@@ -70,15 +70,15 @@ class Shares:
         others = self._at_work_beside(use, begun)
         least = min((other.seconds for other in others), default=None)
         if least is not None and begun - use.at >= ACTIVE_S:
-            use.seconds = max(use.seconds, least)  # nobody saves up
+            use.seconds = max(use.seconds, least)  # idle time earns nothing
         use.more(took, now)
         if least is not None:
             use.until = now + min(max(0.0, use.seconds - least - SLACK_S) * PATIENCE, LONGEST_S)
         for other in others:
-            other.at = min(other.at + took, now)  # it could not make a step meanwhile
+            other.at = min(other.at + took, now)  # it could not run meanwhile
 
     def pause(self, tenant: str) -> float:
-        """Seconds after which a tenant asks again whether it may go on; 0: it may."""
+        """Seconds until a tenant should ask again; 0 if it may continue."""
         use = self._uses.get(tenant)
         if use is None:
             return 0.0
@@ -90,10 +90,10 @@ class Shares:
         if now >= use.until:
             use.seconds -= lead
             return 0.0
-        return min(max(lead, SLACK_S), use.until - now)  # the others cannot catch up sooner
+        return min(max(lead, SLACK_S), use.until - now)  # the others cannot catch up any sooner
 
     def _at_work_beside(self, mine: _Use, now: float) -> list[_Use]:
-        """The others who are at work and may make a step; tenants that are long gone are forgotten."""
+        """The other tenants that are active and not paused; forgets tenants that have long been idle."""
         others = [use for use in self._uses.values() if use is not mine and use.until <= now < use.at + ACTIVE_S]
         if len(self._uses) > len(others) + 1:
             for name in [name for name, use in self._uses.items() if now - use.at > _FORGOTTEN_S and use is not mine]:
@@ -102,7 +102,7 @@ class Shares:
 
 
 class Fair(Awaitable[T], Generic[T]):
-    """Runs a coroutine of a tenant step by step."""
+    """Runs a tenant's coroutine step by step."""
 
     def __init__(self, work: Coroutine[Any, Any, T], shares: Shares, tenant: str) -> None:
         self._work = work
@@ -124,7 +124,7 @@ class Fair(Awaitable[T], Generic[T]):
             error = yield from self._wait(waits_for)
 
     def _wait(self, *waits_for: Any) -> Generator[Any, Any, BaseException | None]:
-        """Until the next step may be made; what is to be thrown in it."""
+        """Wait until the next step may run; return the exception to throw into it, if any."""
         try:
             yield from waits_for
             while (pause := self._shares.pause(self._tenant)) > 0:

@@ -1,7 +1,7 @@
-"""The host: workflows and agents as runs of the one log, executed in this process, followed from any (L5–L9).
+"""The host: workflows and agents as runs in the shared log, executed in this process and visible from any (L5–L9).
 
-Only what HTTP needs beyond the library stands here: which runs this process executes, how an interrupted one is found
-and resumed, and who may look at what. Calls go through the gateway, events into the run log.
+This is only what HTTP needs beyond the library: which runs this process executes, how interrupted runs are found and
+resumed, and who may see what. Calls go through the gateway, events into the run log.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ T = TypeVar("T")
 log: logging.Logger = logging.getLogger("antiphon.host")
 
 KIND = "workflow"
-"""The tag that tells the host's runs from others in the log."""
+"""The tag that marks the host's runs in the log."""
 _LOOK_FOR_ORPHANS_S = 5.0
 _READY_S = 2.0
 _ROOM_BYTES = 8 << 20
-"""A store with less room than this takes no new runs."""
+"""A store with less free space than this takes no new runs."""
 _LOOK_FOR_CANCELS_S = 0.5
 _LEVELS = {
     "run.started": logging.INFO,
@@ -91,7 +91,7 @@ _LEVELS = {
     "replay.divergedAtRefusal": logging.WARNING,
     "log.appended": logging.WARNING,
 }
-"""How loud the log tells of an event; the others are for those who debug."""
+"""Log levels by event; other events are logged at debug level."""
 _FRESH = {
     "now": lambda: datetime.now(UTC).isoformat(),
     "random": lambda: repr(random.random()),
@@ -100,7 +100,7 @@ _FRESH = {
 
 
 class Rejected(AntiphonError):
-    """The host refuses a request, with the status and code of the protocol."""
+    """The host refuses a request with a status and code of the protocol."""
 
     def __init__(self, status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, code=code)
@@ -109,7 +109,7 @@ class Rejected(AntiphonError):
 
 
 def not_found(run_id: str) -> Rejected:
-    """The same answer for a run of another tenant and for none at all."""
+    """The same answer for a run of another tenant and for a run that does not exist."""
     return Rejected(404, "run_not_found", f"There is no run {run_id[:64]!r}.")
 
 
@@ -117,11 +117,11 @@ def _free_bytes(folder: Path) -> int:
     try:
         return shutil.disk_usage(folder).free
     except OSError:
-        return _ROOM_BYTES  # what cannot be asked is told by the write
+        return _ROOM_BYTES  # unknown: a write will show it
 
 
 def told_of(manifest: RunManifest) -> dict[str, str]:
-    """What a line of the log says of a run beside its text."""
+    """The log fields that identify a run."""
     return {"tenant": manifest.tenant, "runId": manifest.id}
 
 
@@ -149,7 +149,7 @@ class Host:
     """Everything the HTTP layer calls. One per process and event loop; :meth:`start` before use, :meth:`stop` after."""
 
     def __init__(self, app: Antiphon, post: PostTo, operator: str = "environment") -> None:
-        """*operator*: who has the key of the environment."""
+        """*operator* names whoever holds the key from the environment."""
         self.app = app
         self._operator = operator
         self.post = post
@@ -161,9 +161,9 @@ class Host:
         self.running: dict[str, HostRun] = {}
         self._traffic: Traffic | None = None
         self.seen_health: dict[str, tuple[Any, dict[str, Any]]] = {}
-        """Of each tenant the last report and what it was made of: it is asked for again and again."""
+        """The last report of each tenant and its inputs, cached because it is polled."""
         self.seen_interrupted: dict[str, tuple[float, tuple[list[RunManifest], bool]]] = {}
-        """Of each tenant the runs whose process is gone, and until when nobody looks again."""
+        """The runs of each tenant whose process is gone, and when to look again."""
         self.workflows: dict[str, Workflow] = {}
         self.digests: dict[str, str] = {}
         self.agents: dict[str, str] = {}
@@ -172,21 +172,21 @@ class Host:
         self.claims: dict[str, Any] = {}
         """What the self-test found, for the discovery document."""
         self.set_aside: dict[str, str] = {}
-        """Unfinished runs that this process cannot go on with, and why; the others go on."""
+        """Unfinished runs that this process cannot resume, and why."""
         self._tools = tools_of(self.settings.tools)
         self._tenants: dict[str, Antiphon] = {}
         self._threads: dict[tuple[str, str], ThreadPoolExecutor] = {}
         self._open: defaultdict[str, int] = defaultdict(int)
-        """Requests being answered, by tenant."""
+        """Open requests by tenant."""
         self._calls: dict[asyncio.Task[Any], str] = {}
-        """Calls being made, with their tenants."""
+        """Running calls and their tenants."""
         self._folder: Path | None = None
-        """Where the store is, if it is on this machine."""
+        """The folder of the store, if it is on this machine."""
         self._tasks: list[asyncio.Task[None]] = []
         self._notices: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.out_of_time: asyncio.Future[None]
-        """Done when the server ends and nobody can wait for a call any longer."""
+        """Done when the shutdown grace is over and nobody can wait for calls any longer."""
         self.journal: Journal
         self.keys: KeyRing
         self.lease: WorkerLease
@@ -194,7 +194,7 @@ class Host:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self, *, resume: bool = True) -> None:
-        """Open the store, load what can be run, and go on with what was interrupted."""
+        """Open the store, load agents and workflows, and resume interrupted runs."""
         self._loop = asyncio.get_running_loop()
         self.out_of_time = self._loop.create_future()
         self.journal = self.app.store.open_async()
@@ -204,7 +204,7 @@ class Host:
         self.keys = KeyRing(self.journal, self.app.clock, default_tenant=self.app.tenant, environment=self._operator)
         await self.keys.refresh(0.0)
         self._load()
-        listen(lambda tenant: Notices(self.tell, tenant), self.app.store)  # gateways that agents brought along
+        listen(lambda tenant: Notices(self.tell, tenant), self.app.store)  # the gateways of agents
         self.webhooks = self._webhooks()
         if self.webhooks is not None:
             try:
@@ -224,7 +224,7 @@ class Host:
         self._tasks.append(asyncio.create_task(self._watch_cancels(), name="antiphon-cancels"))
 
     def close_soon(self) -> None:
-        """The server has begun to end: streams and polls end at once, who waits for a call has the time of runs."""
+        """Shutdown has begun: end streams and polls at once; clients waiting for calls get the same grace as runs."""
         if not self.closing:
             self.closing = True
             asyncio.get_running_loop().call_later(self.settings.shutdown_grace_s, self._give_up)
@@ -234,7 +234,7 @@ class Host:
             self.out_of_time.set_result(None)
 
     async def stop(self) -> None:
-        """Take nothing new, let short runs end, leave the others to be resumed."""
+        """Accept nothing new, let short runs finish, and leave the others to be resumed."""
         self.closing = True
         for task in self._tasks:
             task.cancel()
@@ -258,7 +258,7 @@ class Host:
         await self.journal.close()
 
     def _webhooks(self) -> Webhooks | None:
-        """Switched on by the operator; the test seams bring them along, for receivers on this machine."""
+        """Webhooks, if the operator enables them; test seams enable them for receivers on this machine."""
         settings = self.settings
         if not (settings.webhooks or settings.test_seams):
             return None
@@ -282,7 +282,7 @@ class Host:
         )
 
     def _load(self) -> None:
-        """Agents and workflow definitions; what cannot be run here is named in the log and not offered."""
+        """Load agents and workflow definitions; those that cannot run here are logged and not offered."""
         for target in self.settings.agents:
             function = load_entry(target)
             name = str(getattr(function, AGENT_MARK, {}).get("name") or target.rpartition(":")[2])
@@ -302,7 +302,7 @@ class Host:
                 log.warning("%s is not offered: %s", file.name, reason)
 
     def add_workflow(self, workflow: Workflow) -> None:
-        """Offer a workflow, if every node of it can be run here."""
+        """Offer a workflow if all of its nodes can run here."""
         check_nodes(workflow, self.tenant(self.app.tenant).async_gateway.tools, self.agents)
         self.digests[workflow.id] = workflow.digest
         self.workflows[workflow.id] = workflow
@@ -310,7 +310,7 @@ class Host:
     # -- tenants -----------------------------------------------------------------------------------------------------
 
     def tenant(self, name: str) -> Antiphon:
-        """The tenant of a credential: its runs, its audit log, its gateway with all tools, on the host's event loop."""
+        """The application of a tenant: its runs, audit log and gateway with all tools, on the host's event loop."""
         found = self._tenants.get(name)
         if found is None:
             base = self.app
@@ -323,7 +323,7 @@ class Host:
         return found
 
     def admit(self, tenant: str) -> Callable[[], None]:
-        """Take one more request of a tenant, unless it has as many open as it may have; what ends it."""
+        """Admit a request unless its tenant has too many open; return the function that releases it."""
         limit = self.settings.tenant_requests
         if self._open[tenant] >= limit:
             raise Rejected(
@@ -342,7 +342,7 @@ class Host:
         return release
 
     async def not_ready(self) -> tuple[str, str]:
-        """Why new runs cannot be taken, as code and message; empty if they can."""
+        """Why new runs are not accepted, as code and message; empty if they are."""
         if self.closing:
             return "shutting_down", "The host is shutting down."
         try:
@@ -363,7 +363,7 @@ class Host:
         return "", ""
 
     async def in_thread(self, tenant: str, work: Callable[[], T], of: Literal["agents", "rows"] = "agents") -> T:
-        """Do blocking work of a tenant; one that keeps all its threads busy keeps only its own runs waiting."""
+        """Run a tenant's blocking work in its thread pool; a tenant that exhausts its pool delays only its own runs."""
         pool = self._threads.get((tenant, of))
         if pool is None:
             number = self.settings.tenant_threads if of == "agents" else 1
@@ -373,12 +373,12 @@ class Host:
         return await asyncio.get_running_loop().run_in_executor(pool, context.run, work)
 
     def follow(self, manifest: RunManifest, *, idle_s: float) -> AsyncGenerator[list[Numbered]]:
-        """New events of a run as they come, an empty list after *idle_s* of silence."""
+        """New events of a run as they arrive, an empty list after *idle_s* of silence."""
         reader = HostRun.reader(self, manifest.id, manifest.tenant)
         return follow(reader, self.signals, manifest.id, is_local=lambda: manifest.id in self.running, idle_s=idle_s)
 
     async def visible(self, principal: Principal, run: str) -> RunManifest:
-        """The manifest of a run of the principal's; any other is not found."""
+        """The manifest of one of the principal's runs; any other is not found."""
         manifest = await self.journal.manifest(run)
         if manifest is None or manifest.tenant != principal.tenant or manifest.tags.get("kind") != KIND:
             raise not_found(run)
@@ -392,25 +392,25 @@ class Host:
         return self._traffic
 
     def admin(self, principal: Principal) -> Admin:
-        """The acts of an operator, on this loop's journal."""
+        """Operator actions on this loop's journal."""
         return Admin(self.tenant(principal.tenant), self.journal, actor=principal.key_id)
 
     def approvals(self, principal: Principal, where: str) -> Approvals:
-        """What waits for a person, on this loop's journal; *where* the decision comes from."""
+        """Approvals on this loop's journal; *where* says where the decision comes from."""
         return Approvals(self.tenant(principal.tenant), self.journal, actor=principal.key_id, where=where)
 
     def behind_link(self, scope: MutableMapping[str, Any], link: Link) -> Approvals:
-        """Where the approval of a signed link is decided; its requests count as those of its tenant."""
+        """The approvals behind a signed link, whose requests count towards its tenant."""
         if "release" not in scope.setdefault("state", {}):
             scope["state"]["release"] = self.admit(link.tenant)
         return Approvals(self.tenant(link.tenant), self.journal, actor=link.to, where=where(scope))
 
     async def refresh_breakers(self, tenant: str) -> None:
-        """Let an operator's act count at once in this process; others look within a second."""
+        """Apply an operator's change to breakers in this process at once; others follow within a second."""
         self.tenant(tenant).async_gateway.adopt_breakers(await self.journal.load_breakers(tenant))
 
     async def metrics(self) -> str:
-        """The gateway's metrics, what the store has of every tenant, and the runs and deliveries of this process."""
+        """Metrics of the gateway, of each tenant's store, and of the runs and deliveries of this process."""
         prefix = f"{self.config.telemetry.prefix}_host"
         waiting, lost = (0, 0) if self.webhooks is None else (self.webhooks.waiting(), self.webhooks.lost)
         lines = []
@@ -428,7 +428,7 @@ class Host:
     # -- executing ---------------------------------------------------------------------------------------------------
 
     def check_room(self, tenant: str) -> None:
-        """Refuse a new run of a tenant that has as many as it may have at a time."""
+        """Refuse a new run if its tenant is at its limit."""
         if self.closing:
             raise Rejected(503, "shutting_down", "The host is shutting down. Try again in a few seconds.")
         limit = self.settings.tenant_runs
@@ -442,7 +442,7 @@ class Host:
             )
 
     def keep(self, tenant: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Do *work* of a tenant to its end, whoever waits for it; at the end of the host it gets the time of runs."""
+        """Run *work* of a tenant to completion, whoever waits for it; on shutdown it gets the same grace as runs."""
         try:
             self.check_room(tenant)
         except Rejected:
@@ -459,7 +459,7 @@ class Host:
         run.start(lambda: self.running.pop(run.id, None))
 
     def deliver(self, manifest: RunManifest, events: Sequence[tuple[WorkflowEvent, int]], mask: Mask) -> None:
-        """Hand new events of a live run to whoever subscribed, without their secrets."""
+        """Deliver new events of a live run to subscribers, without secrets."""
         if self.webhooks is not None:
             try:
                 self.webhooks.deliver(manifest, events, mask)
@@ -467,7 +467,7 @@ class Host:
                 log.exception("events of run %s were not delivered", manifest.id, extra=told_of(manifest))
 
     def tell(self, tenant: str, kind: str, payload: dict[str, Any]) -> None:
-        """Hand what concerns a tenant to whoever subscribed, from any thread."""
+        """Deliver a tenant event to subscribers; callable from any thread."""
         if self._loop is not None and not self.closing and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._notify, tenant, kind, payload)
 
@@ -488,7 +488,7 @@ class Host:
         task.add_done_callback(self._notices.discard)
 
     async def resume_orphans(self) -> int:
-        """Go on with runs whose process is gone, each on its own; how many."""
+        """Resume the runs whose process is gone, each independently; return their number."""
         number = 0
         for tenant in sorted({self.app.tenant, *self.keys.tenants()}):
             try:
@@ -508,7 +508,7 @@ class Host:
         return number
 
     def _leave(self, manifest: RunManifest, reason: str) -> None:
-        """Go on without a run: its log stays as it is."""
+        """Set a run aside and leave its log as it is."""
         self.set_aside[manifest.id] = reason
         log.error("run %s of %s cannot be resumed: %s", manifest.id, manifest.name, reason, extra=told_of(manifest))
 
@@ -542,7 +542,7 @@ class Host:
                 log.exception("interrupted runs could not be looked for")
 
     async def _watch_cancels(self) -> None:
-        """Runs of this process may be cancelled by a request that reached another one."""
+        """Watch for cancel requests that reached another process."""
         while True:
             await asyncio.sleep(_LOOK_FOR_CANCELS_S)
             for run in tuple(self.running.values()):
@@ -555,11 +555,11 @@ class Host:
 
 
 class ReplayInvoker:
-    """The invoker of a replay fork: what no recording answers is refused, whatever reaches for it (RFC 0140)."""
+    """The invoker of a replay fork: refuses every call that no recording answers (RFC 0140)."""
 
     def __init__(self) -> None:
         self.inner: Any = None
-        """Answers from a recording while an agent runs."""
+        """Answers from the recording while an agent runs."""
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         return self._reached(call).answer_tool(call)  # type: ignore[no-any-return]
@@ -594,7 +594,7 @@ class HostRun:
         self.task: asyncio.Task[None] | None = None
         self.app: Antiphon = host.tenant(manifest.tenant)
         self._later: list[Row] = []
-        """To be written with the next events."""
+        """Rows to be written with the next events."""
         self._replaying = ReplayInvoker() if self.is_replay else None
         self.recorder: Recorder = self.app.recorder(manifest, invoker=self._replaying)
         self.models: ModelBoundary = ModelBoundary(
@@ -618,7 +618,7 @@ class HostRun:
 
     @property
     def is_replay(self) -> bool:
-        """Whether this is a fork in mode ``replay``: it observes nothing itself and delivers nothing."""
+        """Whether this is a fork in mode ``replay``, which observes nothing itself and delivers nothing."""
         return isinstance(self.manifest.replay, dict) and self.manifest.replay.get("mode") == "replay"
 
     @property
@@ -648,7 +648,7 @@ class HostRun:
 
     @staticmethod
     def reader(host: Host, run: str, tenant: str, manifest: RunManifest | None = None) -> Reader:
-        """Reads the workflow events of a run: with masks; as they were for those who give its *manifest*."""
+        """A reader of a run's workflow events: masked, or the originals if *manifest* is given."""
         app = host.tenant(tenant)
         reader = Reader(host.journal, run, app.blobs, tenant)
         if manifest is not None:
@@ -659,9 +659,9 @@ class HostRun:
     # -- writing -----------------------------------------------------------------------------------------------------
 
     async def rows_of(self, events: Sequence[tuple[WorkflowEvent, int]]) -> list[Row]:
-        """Events as rows of the log; large ones are made beside the event loop, one at a time for each tenant.
+        """Events as log rows; large ones are encoded in a thread, one at a time for each tenant.
 
-        A thread takes the interpreter from the loop again and again, so its time counts as that of a step.
+        The thread competes with the loop for the interpreter lock, so its time counts like that of a step.
         """
 
         def make() -> list[Row]:
@@ -693,7 +693,7 @@ class HostRun:
             self.host.deliver(self.manifest, events, self.masked)
 
     def _tell(self, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
-        """Say in the log what happened; what it was about stays in the run."""
+        """Log what happened, without the content."""
         for told, sequence in events if self.host.config.telemetry.logs else ():
             level = _LEVELS.get(told.type, logging.DEBUG)
             if not log.isEnabledFor(level):
@@ -707,13 +707,13 @@ class HostRun:
             log.log(level, "%s %s", told.type, self.manifest.name, extra=fields)
 
     def tell_start(self) -> None:
-        """Say in the log that the run begins here."""
+        """Log the start of the run."""
         kind = "run.started" if self.manifest.source_run is None else "run.forked"
         if self.host.config.telemetry.logs:
             log.info("%s %s", kind, self.manifest.name, extra={"event": kind, **told_of(self.manifest)})
 
     def masked(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """A payload as it may leave the host."""
+        """A payload, masked for use outside the host."""
         found: dict[str, Any] = self.recorder.view(payload)
         return found
 
@@ -729,7 +729,7 @@ class HostRun:
         raise NodeFailed(result.error.code, self._unquoted(arguments, result.error.message))
 
     def _unquoted(self, arguments: Mapping[str, Any], text: str) -> str:
-        """The message of an exception without the secrets among the arguments, which it may quote."""
+        """An exception message without the secrets that it may quote from the arguments."""
         return without_values(text, secrets_in(arguments, self.masked))
 
     def secrets(self, visit: Visit) -> Mapping[str, str]:
@@ -746,7 +746,7 @@ class HostRun:
         return value
 
     def asked(self, visit: Visit) -> str:
-        """Digest of what a node asks for: the request of a model, the arguments of anything else."""
+        """The digest of a node's request: the model request, or the arguments of any other node."""
         is_model = visit.node.type_id.startswith(("core.ai.", "core.llm."))
         asks = request_of(visit) if is_model else {**visit.node.config, **visit.inputs}
         shown = self.recorder.present(asks, "")[0]
@@ -756,7 +756,7 @@ class HostRun:
             return hashlib.sha256(dump(shown)).hexdigest()
 
     async def run_agent(self, visit: Visit) -> Any:
-        """Call an entry point; its own calls stand in this run, and a replay answers them from the recording."""
+        """Call an entry point; its calls are part of this run, and a replay answers them from the recording."""
         function = load_entry(self.host.agents[visit.node.type_id.removeprefix("agent:")])
         inputs = visit.inputs
         args, kwargs = arguments_of(dict(inputs)) if is_arguments(dict(inputs)) else ([], dict(inputs))
@@ -776,7 +776,7 @@ class HostRun:
 
             return await self.host.in_thread(self.manifest.tenant, call)
         except asyncio.CancelledError:
-            scope.cancelled = True  # a thread goes on, and must not send anything
+            scope.cancelled = True  # its thread continues but must not send anything
             raise
         except Divergence as error:
             raise NodeFailed("replay_source_missing", error.message) from None
@@ -809,7 +809,7 @@ class HostRun:
     # -- executing ---------------------------------------------------------------------------------------------------
 
     def start(self, done: Callable[[], Any]) -> None:
-        """Execute in a task of its own."""
+        """Execute the run in its own task."""
         self.task = asyncio.create_task(self._fairly(), name=f"antiphon-run-{self.id}")
         self.task.add_done_callback(lambda task: done())
 
@@ -836,7 +836,7 @@ class HostRun:
             self.host.signals.wake(self.id)
 
     async def _give_up(self, error: Exception) -> None:
-        """End a run that would fail in the same way each time it is resumed; its effects are not made again."""
+        """End a run that would fail the same way on every resume; its effects are not repeated."""
         message = f"The host could not go on with this run ({type(error).__name__}); its log has the cause."
         try:
             await self.runner.give_up({"code": "internal_error", "message": message})
@@ -862,7 +862,7 @@ class HostRun:
 
     @classmethod
     async def resumed(cls, host: Host, manifest: RunManifest, workflow: Workflow) -> HostRun | None:
-        """The run as its log left it; ``None`` if nothing is left to do."""
+        """The run, restored from its log; ``None`` if nothing is left to do."""
         reader = cls.reader(host, manifest.id, manifest.tenant, manifest)
         events = await reader.more(keep_rows=True)
         if not events:
@@ -888,7 +888,7 @@ class HostRun:
 def tool_request(
     name: str, arguments: Mapping[str, Any], run: str, key: str, *, attempts: int, elapsed_ms: int
 ) -> dict[str, Any]:
-    """The envelope of a tool call that a node makes."""
+    """The envelope of a node's tool call."""
     namespace, _, tool = name.rpartition("/")
     return {
         "contractVersion": "1.1",
@@ -904,7 +904,7 @@ def tool_request(
 
 
 def _known_answers(rows: Sequence[Event], events: Sequence[Numbered], node: str) -> dict[str, list[Any]]:
-    """Answers of models that the interrupted execution of *node* has received."""
+    """Model answers that the interrupted execution of *node* received."""
     begun = max((event.row for event in events if event.told.type == "node.started"), default=0)
     keys: dict[str, str] = {}
     known: dict[str, list[Any]] = {}
@@ -919,12 +919,12 @@ def _known_answers(rows: Sequence[Event], events: Sequence[Numbered], node: str)
 
 
 def _cancel_key(run: str) -> str:
-    """Where the request to cancel a run is noted."""
+    """The key under which a cancel request is stored."""
     return canonical_digest(["host-cancel", run])
 
 
 async def request_cancel(host: Host, manifest: RunManifest) -> None:
-    """Leave a note for the process that executes the run."""
+    """Store a cancel request for the process that executes the run."""
     key = _cancel_key(manifest.id)
     request = claim_request(
         "host/cancel", key, manifest.id, lease_ms=1, tenant=manifest.tenant, workspace=manifest.workspace

@@ -1,7 +1,7 @@
 """Layer-1 idempotency: a mutating request with an ``Idempotency-Key`` is processed once, by claim (L8).
 
-The claims of requests live in the same journal as those of calls, under keys of their own that include the tenant of
-the credential and the endpoint. The key itself is never stored, only its digest.
+Requests are claimed in the same journal as calls, under separate keys that include the tenant of the credential and
+the endpoint. Only a digest of the client's key is stored.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from antiphon.host.worker_lease import claim_request, lease_is_over
 from antiphon.ports import Begun, Claimed, Existing, Journal, Settlement, StaticClaimRequest
 
 KEEP_MS = 26 * 3_600_000
-"""A little more than the 24 hours the protocol asks for."""
+"""A little more than the 24 hours that the protocol requires."""
 _LEASE_MS = 15_000
 _WAIT_S = 10.0
 _LOOK_S = 1.0
 
 
 class Reply(NamedTuple):
-    """A response before it is one."""
+    """A response that has not been encoded yet."""
 
     status: int
     body: Any
     headers: dict[str, str] = {}
     unkept: tuple[str, ...] = ()
-    """Fields of the body that are shown once and never kept."""
+    """Body fields that are shown once and never stored."""
 
 
 class KeyMismatch(Exception):
-    """The key was used for another request."""
+    """The key was used for a different request."""
 
 
 class StillRunning(Exception):
@@ -46,18 +46,18 @@ class StillRunning(Exception):
 
 
 Action = Callable[[str, bool], Awaitable[Reply]]
-"""Does the work. Anything it creates has the given id; the flag says that it may have been created before."""
+"""Does the work, creating its resource under the given id; the flag says that it may already exist."""
 
 
 def _keeps(status: int) -> bool:
-    """Whether an answer stands for good: not a failure that may pass, not a request that was never accepted."""
+    """Whether an answer is final: neither a transient failure nor a request that was never accepted."""
     return status < 500 and status not in (400, 401, 403, 408, 413, 415, 429)
 
 
 async def once(
     journal: Journal, *, tenant: str, workspace: str, endpoint: str, key: str, digest: str, action: Action
 ) -> Reply:
-    """The answer of *action*, or the one it gave the first time."""
+    """The answer of *action*, or the answer to the first request with this key."""
     claim = canonical_digest(["openwop-layer-1", tenant, endpoint, key])
 
     def request(identifier: str) -> StaticClaimRequest:
@@ -77,7 +77,7 @@ async def once(
     got: Begun = await journal.begin(request(identifier))
     until = time.monotonic() + _WAIT_S
     while not isinstance(got, Claimed):
-        assert isinstance(got, Existing)  # the request has no pin
+        assert isinstance(got, Existing)  # requests have no pin
         record = got.current
         if record.request.params_digest != digest and record.state != "cancelled":
             raise KeyMismatch
@@ -85,7 +85,7 @@ async def once(
             return _again(record)
         lost = record.state != "inflight" or lease_is_over(record, got.now_ms) or certainly_dead(record.owner)
         if lost:
-            if record.request.params_digest == digest:  # it may have created something: ours has the same id
+            if record.request.params_digest == digest:  # reuse the id: the lost owner may have created the resource
                 identifier, again = record.request.request_id, True
             got = await journal.take_over(request(identifier), record.version)
             continue
@@ -99,7 +99,7 @@ async def once(
         reply = await action(identifier, again)
     except BaseException as error:
         if isinstance(error, AntiphonError) and not isinstance(error, StoreError):
-            await journal.clear(claim)  # refused before anything was made: the key is free again
+            await journal.clear(claim)  # refused before anything was created, so the key is free again
         else:
             await journal.settle(claim, got.version, Settlement("cancelled", KEEP_MS, dispatched=False))
         raise

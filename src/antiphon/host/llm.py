@@ -1,7 +1,7 @@
-"""Model nodes of a workflow: asked through the recorded boundary, checked against their schema (L1, D23, D24).
+"""Model nodes of a workflow: called through the recorded boundary, checked against their schema (L1, D23, D24).
 
-A provider is one plain HTTP call, with no retries of its own (D22). The mock provider answers as it was programmed,
-else with the smallest instance of the schema.
+A provider call is one plain HTTP request without retries (D22). The mock provider gives its programmed answer, or else
+the smallest instance of the schema.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def request_of(visit: Visit) -> dict[str, Any]:
 
 
 class ModelBoundary(msgspec.Struct, eq=False):
-    """Asks models for the nodes of one run."""
+    """Calls models for the nodes of one run."""
 
     scope: RunScope
     settings: HostSection
@@ -67,10 +67,10 @@ class ModelBoundary(msgspec.Struct, eq=False):
     tenant: str
     post: Post
     known: dict[str, list[Any]] = {}
-    """Answers an interrupted run already has, by key: they are not asked for again."""
+    """Answers that an interrupted run already has, by key; they are not requested again."""
 
     async def ask(self, visit: Visit) -> dict[str, Any]:
-        """The checked answer of a model node; refusals and answers that never fit fail it."""
+        """The validated answer of a model node; a refusal, or an answer that never fits, fails it."""
         request = request_of(visit)
         schema = visit.node.config.get("outputSchema")
         node = visit.node.id
@@ -139,7 +139,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
 
 
 def _account(response: Any, provider: str) -> dict[str, Any]:
-    """Kind, text, stop reason and usage of a response; the mock's has a shape of its own."""
+    """Kind, text, stop reason and usage of a response; the mock's has its own format."""
     if isinstance(response, dict) and "stopReason" in response and isinstance(response.get("content"), str):
         kind, reason = envelope_kind(response)
         return {
@@ -160,7 +160,7 @@ def _refusal(node: str, request: Mapping[str, Any], reason: Any) -> dict[str, An
 
 
 def _read(answer: Mapping[str, Any], schema: Any) -> tuple[dict[str, Any], str | None, str | None]:
-    """(value, reason it cannot be used, what is wrong with it): the last never quotes the answer."""
+    """(value, reason it cannot be used, what is wrong with it); the last never quotes the answer."""
     if isinstance(answer["stopReason"], str) and answer["stopReason"] in _TRUNCATED:
         return {}, "truncation", "the answer was cut off"
     if not isinstance(schema, dict):
@@ -188,7 +188,7 @@ class ProviderError(Exception):
 
 
 async def send(post: Post, name: str, provider: ProviderSection, request: Mapping[str, Any], *, key: str) -> Any:
-    """Ask the provider once; *key* is its idempotency key (Layer 2)."""
+    """Send one request to the provider; *key* is its idempotency key (Layer 2)."""
     secret = os.environ.get(provider.api_key_env, "") if provider.api_key_env else ""
     if provider.api_key_env and not secret:
         raise ConfigError(f"The environment variable {provider.api_key_env} of provider {name!r} is not set.")
@@ -215,7 +215,7 @@ async def send(post: Post, name: str, provider: ProviderSection, request: Mappin
 
 
 def body_of(dialect: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The provider's own request for a canonical one."""
+    """A canonical request in the provider's format."""
     body: dict[str, Any] = {"model": request["model"]}
     messages = [dict(message) for message in request["messages"]]
     if dialect == "anthropic":
@@ -244,7 +244,7 @@ def body_of(dialect: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool(dialect: str, given: Any) -> Any:
-    """A tool in the provider's words: canonical ones have a name, a description and parameters."""
+    """A tool in the provider's format; canonical tools have a name, a description and parameters."""
     if not isinstance(given, Mapping):
         return given
     inner = given.get("function")
@@ -278,7 +278,7 @@ class Program(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class MockProvider:
-    """Programs by tenant and node; one entry per call of the provider."""
+    """Programs by tenant and node, with one entry per call of the provider."""
 
     def __init__(self) -> None:
         self._programs: dict[tuple[str, str], list[Entry]] = {}

@@ -1,6 +1,6 @@
-"""The log of ``antiphon serve``: one line per request, event of a run and tool call, as JSON or as text, redacted.
+"""The log of ``antiphon serve``: one redacted line per request, run event and tool call, as JSON or text.
 
-Every line says which request, tenant and run it belongs to, also those that code of users and other packages write.
+Every line names its request, tenant and run, including lines written by user code and other packages.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Format = Literal["text", "json"]
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 about: ContextVar[Mapping[str, str]] = ContextVar("antiphon_log", default=_NOTHING)
-"""Which request, tenant and run the code that runs now belongs to."""
+"""The request, tenant and run of the current context."""
 
 _FIELDS = "event method path status durationMs bytes client nodeId webhookId sequence code".split()
-"""What a line may say beside its text (``extra`` of the standard ``logging``), after :data:`about`."""
+"""Fields that a line may have besides its text (``extra`` of ``logging``), after those in :data:`about`."""
 _ABOUT = ("requestId", "tenant", "runId")
 _UNSAID = ("Application startup failed. Exiting.", "failed to start, stopping the parent process.")
-"""Lines of the server that say again what we have said."""
+"""Server messages that repeat ours."""
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """A record as a document. Tool events are documents already."""
+    """A record as a document; tool events already are documents."""
     found: dict[str, Any] = {"time": _time(record.created), "level": record.levelname.lower(), "logger": record.name}
     text = record.getMessage()
     told: Any = None
@@ -62,7 +62,7 @@ def _time(seconds: float) -> str:
 
 
 class Lines(logging.Formatter):
-    """Writes records as JSON, one document per line."""
+    """Formats records as JSON, one document per line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Lines(logging.Formatter):
 
 
 class TextLines(Lines):
-    """Writes records for people: time, level, text, then the fields."""
+    """Formats records for people: time, level, text, then the fields."""
 
     def line(self, document: bytes) -> str:
         fields: dict[str, Any] = orjson.loads(document)
@@ -97,19 +97,19 @@ def _word(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """One line, without characters that a terminal acts on."""
+    """One line, with unprintable characters escaped."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class SaidOnce(logging.Filter):
-    """Leaves out what the server says after we have said it."""
+    """Drops server messages that repeat ours."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().endswith(_UNSAID)
 
 
 def settings(level: str, style: Format) -> dict[str, Any]:
-    """The configuration of the standard ``logging``, for the server and each of its workers."""
+    """The ``logging`` configuration of the server and each of its workers."""
     return {
         "version": 1,
         "disable_existing_loggers": False,

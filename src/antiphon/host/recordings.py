@@ -1,4 +1,4 @@
-"""Every recorded run of a tenant, whoever made it: the use cases behind the pages of the console."""
+"""All recorded runs of a tenant, whoever recorded them: the use cases behind the console."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from antiphon.scoring import ReplayReport
 from antiphon.scoring.html import report_view
 
 SEARCHED = 2_000
-"""Runs that one request looks through; the answer says where the next one goes on."""
+"""Runs that one request examines; the answer says where the next request continues."""
 LOOKED = 20_000
-"""Events that one request reads to find a tool or a text, or to sum up tokens."""
+"""Events that one request reads to search for a tool or text, or to add up tokens."""
 _PAGE = 200
 COMPARED = 50_000
-"""Events of a run up to which the host compares it; the command line compares longer ones."""
+"""The longest run that the host compares, in events; the command line has no such limit."""
 UNFINISHED = 1_000
-"""Runs that never said how they ended, as far as the inbox looks: of each status."""
+"""Unfinished runs that the inbox examines, per status."""
 LONG_S, RESTS, LONGEST_REST_S = 0.25, 10, 30.0
-"""A search for them that took longer is made again after so many times as long."""
+"""A search for them that took longer than ``LONG_S`` is repeated only after ``RESTS`` times as long."""
 
 
 async def visible(host: Host, principal: Principal, run_id: str) -> RunManifest:
@@ -48,7 +48,7 @@ async def visible(host: Host, principal: Principal, run_id: str) -> RunManifest:
 
 
 async def behind(host: Host, principal: Principal, before: str) -> Cursor | None:
-    """Where a list of runs goes on: a cursor says it, or a run of the principal's tenant."""
+    """Where a list of runs continues, given a cursor or a run of the principal's tenant."""
     place = Cursor.parse(before)
     return Cursor.of_run(await visible(host, principal, before)) if before and place is None else place
 
@@ -64,11 +64,11 @@ async def recordings(
     tool: str = "",
     content: str = "",
 ) -> dict[str, Any]:
-    """Runs that fit, newest first, and after which one to go on; a request looks at a limited number of runs.
+    """Matching runs, newest first, and the cursor for the next page; a request examines a limited number of runs.
 
-    The run whose id *text* is comes first, however old it is. ``searched`` says how many were looked at.
+    A run whose id equals *text* comes first, however old it is. ``searched`` says how many runs were examined.
 
-    *tool* and *content* are looked for in the events, which limits a request to so many of them.
+    *tool* and *content* are searched for in the events, of which a request reads a limited number.
     """
     found: list[dict[str, Any]] = []
     wanted, seen = text.casefold(), 0
@@ -94,12 +94,12 @@ async def recordings(
 
 
 class _Inside:
-    """Looks for a tool and for text in the events of runs; masked values are not found."""
+    """Searches the events of runs for a tool and for text; masked values are not found."""
 
     def __init__(self, host: Host, tool: str, content: str) -> None:
         self._host = host
         self._tool = tool.casefold()
-        self._content = orjson.dumps(content.casefold()).decode()[1:-1]  # as it stands in JSON
+        self._content = orjson.dumps(content.casefold()).decode()[1:-1]  # as encoded in JSON
         self.read = 0
 
     async def has(self, manifest: RunManifest) -> bool:
@@ -125,7 +125,7 @@ class _Inside:
 
 
 async def run_totals(host: Host, principal: Principal, runs: Sequence[str]) -> dict[str, Any]:
-    """Tokens, money and tools of runs; after so many events the rest is left for the next request."""
+    """Tokens, cost and tools of runs; beyond a number of events, the rest is left to the next request."""
     found: dict[str, Any] = {}
     read = 0
     prices = host.tenant(principal.tenant).config.prices
@@ -153,12 +153,12 @@ def _searched(manifest: RunManifest) -> list[str]:
 
 
 async def recording(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
-    """A run in one line."""
+    """A run as one list entry."""
     return summary(await visible(host, principal, run_id))
 
 
 async def lines(host: Host, principal: Principal, run_id: str, *, start: int, limit: int) -> dict[str, Any]:
-    """Events from number *start* without their payloads, and whether the run was over before they were read."""
+    """Events from number *start*, without payloads, and whether the run had ended before they were read."""
     manifest = await visible(host, principal, run_id)
     over = real_status(manifest) != "running"
     events = await host.journal.events(run_id, start=start, limit=limit)
@@ -170,7 +170,7 @@ async def lines(host: Host, principal: Principal, run_id: str, *, start: int, li
 
 
 async def event(host: Host, principal: Principal, run_id: str, seq: int) -> dict[str, Any]:
-    """One event, whole, with masks in place of what was redacted."""
+    """One complete event, with redacted values masked."""
     await visible(host, principal, run_id)
     app = host.tenant(principal.tenant)
     found = await host.in_thread(principal.tenant, lambda: one_event(app, run_id, seq))
@@ -178,13 +178,13 @@ async def event(host: Host, principal: Principal, run_id: str, seq: int) -> dict
 
 
 async def matrices(host: Host, principal: Principal, *, limit: int) -> dict[str, Any]:
-    """The matrices that are driven from this machine, newest first: verdicts, variants in numbers, progress."""
+    """The matrices run from this machine, newest first, with verdicts, statistics per variant and progress."""
     app = host.tenant(principal.tenant)
     return {"matrices": await host.in_thread(principal.tenant, lambda: matrix_result.matrices(app, limit))}
 
 
 async def one_matrix(host: Host, principal: Principal, wanted: str) -> dict[str, Any]:
-    """One of them, with what its page shows."""
+    """One matrix, with the data for its page."""
     app = host.tenant(principal.tenant)
     return await host.in_thread(principal.tenant, lambda: matrix_result.one_matrix(app, wanted))
 
@@ -196,7 +196,7 @@ async def golden_tests(host: Host, principal: Principal) -> dict[str, Any]:
 
 
 async def golden_test(host: Host, principal: Principal, wanted: str) -> dict[str, Any]:
-    """One of them, with recording and replay side by side, and the runs that could be accepted."""
+    """One golden test, with recording and replay side by side and the runs that could be accepted."""
     app = host.tenant(principal.tenant)
     return await asyncio.to_thread(verdicts.verdict, app, wanted)
 
@@ -204,7 +204,7 @@ async def golden_test(host: Host, principal: Principal, wanted: str) -> dict[str
 async def accept_golden(
     host: Host, principal: Principal, wanted: str, *, run: str, digest: str, reason: str, dry_run: bool
 ) -> dict[str, Any]:
-    """Write a run over the artifact of a golden test, and a line in the audit log; or try it."""
+    """Replace the artifact of a golden test with a run and write an audit entry, or do a dry run."""
     _comparable(await visible(host, principal, run), f"antiphon export {run} -o FILE")
     app = host.tenant(principal.tenant)
 
@@ -222,7 +222,7 @@ def _comparable(manifest: RunManifest, command: str) -> None:
 
 
 async def comparison(host: Host, principal: Principal, run_id: str, other: str, *, every: bool) -> dict[str, Any]:
-    """Two runs side by side, as `antiphon diff` finds them, and what a page shows of it."""
+    """Two runs side by side, compared as by `antiphon diff`, with the data for the page."""
     manifests = [await visible(host, principal, one) for one in (run_id, other)]
     for manifest in manifests:
         _comparable(manifest, f"antiphon diff {run_id} {other}")
@@ -240,7 +240,7 @@ async def comparison(host: Host, principal: Principal, run_id: str, other: str, 
 async def inbox(host: Host, principal: Principal, *, limit: int) -> dict[str, Any]:
     """What waits for a person: unknown outcomes, approvals, open breakers, failed golden tests, interrupted runs.
 
-    At most *limit* of each, and how many there are; ``atLeast`` names the groups of which there may be more.
+    At most *limit* of each, and the count; ``atLeast`` names the groups that may have more.
     """
     admin = host.approvals(principal, "")
     unknown, number = await admin.unsettled(limit)
@@ -261,9 +261,9 @@ async def inbox(host: Host, principal: Principal, *, limit: int) -> dict[str, An
 
 
 async def _interrupted(host: Host, tenant: str) -> tuple[list[RunManifest], bool]:
-    """Runs whose process is gone, newest first, and whether these are all of them.
+    """Runs whose process is gone, newest first, and whether the list is complete.
 
-    A store that has to look through all runs is not asked all the time.
+    A slow search is cached, because some stores have to scan all runs.
     """
     until, seen = host.seen_interrupted.get(tenant, (0.0, ([], True)))
     began = monotonic()
@@ -286,10 +286,10 @@ async def _interrupted(host: Host, tenant: str) -> tuple[list[RunManifest], bool
 async def effects(
     host: Host, principal: Principal, *, limit: int, before: str, tool: str, state: str, count: bool
 ) -> dict[str, Any]:
-    """The ledger: claims of all runs and machines, newest first, who settled them, and how often they were asked for.
+    """The ledger: claims of all runs and machines, newest first, who settled them, and how often they were requested.
 
-    *tool* is a part of the name; a request looks for it at a limited number of claims. With *count* the newest runs are
-    read for the last one; without, only the claims.
+    *tool* matches part of the name; a request examines a limited number of claims. Only *count* counts requests, which
+    means reading the newest runs; otherwise only claims are read.
     """
     admin = host.admin(principal)
     size = SEARCHED if tool else limit
@@ -319,7 +319,7 @@ async def effects(
 
 
 async def healthy(host: Host, principal: Principal, *, tool: str) -> dict[str, Any]:
-    """How the tools did: latency, retries and refusals over time, breakers, store, and claims in flight."""
+    """The health of tools: latency, retries and refusals over time, breakers, store, and claims in flight."""
     looked = await host.traffic.newest(principal.tenant)
     claims: dict[str, int] = {}
     for (_, state), number in (await host.journal.counts(principal.tenant)).items():

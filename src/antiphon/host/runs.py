@@ -32,7 +32,7 @@ _LEAST_PAGE = 100
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """What a run is given, beside the workflow itself."""
+    """The options of a run."""
 
     inputs: dict[str, Any] | None = None
     tags: list[str] | None = None
@@ -40,7 +40,7 @@ class Options(msgspec.Struct, kw_only=True):
     configurable: dict[str, Any] | None = None
 
     def given(self) -> dict[str, Any]:
-        """The options that were given."""
+        """The options that are set."""
         names = ("inputs", "tags", "metadata", "configurable")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -80,7 +80,7 @@ class Fork(msgspec.Struct, kw_only=True, rename="camel"):
 async def start_run(
     host: Host, principal: Principal, body: Mapping[str, Any], run_id: str, again: bool = False
 ) -> dict[str, Any]:
-    """Create a run, on disk, and begin to execute it. *again* says that it may have been created before."""
+    """Create a run on disk and start it; *again* says that it may already exist."""
     asked = decode(body, Start)
     workflow_id, started = asked.workflow_id, asked.given()
     workflow = host.workflows.get(workflow_id)
@@ -121,7 +121,7 @@ async def _create(
 ) -> None:
     """Write the first events, then the manifest that makes them a run, then execute."""
     if again and await host.journal.manifest(manifest.id) is not None:
-        await host.resume_orphans()  # an earlier request under this key got this far
+        await host.resume_orphans()  # an earlier request with this key got this far
         return
     host.check_room(manifest.tenant)
     run = HostRun(host, manifest, workflow, events, new=True)
@@ -191,7 +191,7 @@ def _merged(payload: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str,
 
 
 def _check_branch(events: Sequence[Numbered], overlay: Mapping[str, Any]) -> None:
-    """A branch performs effects: it must not send pseudonyms whose originals cannot be read."""
+    """Refuse a branch that would send pseudonyms in its effects because the originals cannot be read."""
     later = [event for event in events if event.redacted and event.sequence > 0]
     if later or (events[0].redacted and "inputs" not in overlay):
         raise Rejected(
@@ -224,13 +224,13 @@ def retention_seconds(host: Host) -> int:
 
 
 async def look(host: Host, principal: Principal, run_id: str) -> tuple[RunManifest, list[Numbered]]:
-    """A run of the principal's with its events; any other is not found."""
+    """One of the principal's runs with its events; any other is not found."""
     manifest = await host.visible(principal, run_id)
     return manifest, await HostRun.reader(host, run_id, principal.tenant).more()
 
 
 async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
-    """Where a run stands, computed from its events."""
+    """The state of a run, computed from its events."""
     manifest, events = await look(host, principal, run_id)
     workflow = host.workflows.get(manifest.name)
     last = events[-1] if events else None
@@ -261,7 +261,7 @@ async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, A
 
 
 def _variables(workflow: Workflow | None, events: Sequence[Numbered]) -> dict[str, Any]:
-    """The variables of a run; none where its log does not fit the workflow of that name that is here now."""
+    """The variables of a run; empty if its log does not match the current workflow of that name."""
     try:
         return {} if workflow is None else fold(workflow, (event.told for event in events)).variables
     except (AntiphonError, KeyError, TypeError, ValueError):
@@ -269,12 +269,12 @@ def _variables(workflow: Workflow | None, events: Sequence[Numbered]) -> dict[st
 
 
 def recipe_name(recipe: str) -> str:
-    """How a run says which recipe made its keys."""
+    """The name under which a run records the recipe of its keys."""
     return V2_STAMP if recipe == "semantic-request-v2" else recipe
 
 
 async def runs(host: Host, principal: Principal, *, limit: int, before: str, status: str) -> dict[str, Any]:
-    """The tenant's runs, newest first, and where the next page begins; recordings and replays are passed over."""
+    """The tenant's runs, newest first, and the cursor for the next page; skips recordings and replays."""
     place = await behind(host, principal, before)
     mine: list[RunManifest] = []
     size = max(limit * 2, _LEAST_PAGE)
@@ -300,14 +300,14 @@ async def runs(host: Host, principal: Principal, *, limit: int, before: str, sta
 
 
 async def events_after(host: Host, principal: Principal, run_id: str, last: int) -> dict[str, Any]:
-    """Documents of the events after number *last*, and whether the run is over."""
+    """The events after number *last* as documents, and whether the run is over."""
     _, events = await look(host, principal, run_id)
     over = bool(events) and events[-1].told.type in TERMINAL
     return {"events": [document(run_id, event) for event in events if event.sequence > last], "isComplete": over}
 
 
 async def revealed(host: Host, principal: Principal, run_id: str, last: int) -> dict[str, Any]:
-    """The same with the originals of masked values; the audit log says who looked."""
+    """The same with masked values revealed; the access is written to the audit log."""
     manifest = await host.visible(principal, run_id)
     if host.tenant(principal.tenant).keys.key_of(manifest) is None:
         text = "The originals of this run are not kept, or were sealed with the key of another store."
@@ -319,7 +319,7 @@ async def revealed(host: Host, principal: Principal, run_id: str, last: int) -> 
 
 
 async def poll(host: Host, principal: Principal, run_id: str, last: int, timeout_s: float) -> dict[str, Any]:
-    """New events as soon as there are some, or none after *timeout_s*."""
+    """New events as soon as there are any, or none after *timeout_s*."""
     manifest = await host.visible(principal, run_id)
     until = time.monotonic() + timeout_s
     async with contextlib.aclosing(host.follow(manifest, idle_s=min(timeout_s, _POLL_LOOK_S))) as following:
@@ -337,7 +337,7 @@ async def poll(host: Host, principal: Principal, run_id: str, last: int, timeout
 
 
 async def cancel_run(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
-    """Ask for the end of a run; a run that is over stays as it is."""
+    """Request cancellation of a run; a run that is over is left unchanged."""
     manifest = await host.visible(principal, run_id)
     if manifest.status == "running":
         await request_cancel(host, manifest)

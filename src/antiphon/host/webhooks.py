@@ -34,14 +34,14 @@ _REFRESH_S = 2.0
 _TOLD = "approvalId tool description arguments asker session policy policyVersion expiresAtMs".split()
 _TRIES, _TIMEOUT_S = 3, 10.0
 QUEUE, QUEUE_BYTES = 1_000, 16 << 20
-"""What waits for one subscriber at most: events, and their bytes."""
+"""Limits of a subscriber's queue: events and bytes."""
 
 Mask = Callable[[dict[str, Any]], dict[str, Any]]
-"""A payload without its secrets."""
+"""Removes the secrets from a payload."""
 
 
 class PostTo(Protocol):
-    """POST to a URL at one address of its host."""
+    """POST to a URL at a given address of its host."""
 
     async def __call__(
         self, url: str, body: bytes, headers: Mapping[str, str], seconds: float, *, address: str | None = None
@@ -49,7 +49,7 @@ class PostTo(Protocol):
 
 
 class TooManyHooks(AntiphonError):
-    """A tenant has as many subscriptions as it may have."""
+    """The tenant has reached its limit of subscriptions."""
 
     code = "too_many_webhooks"
 
@@ -61,7 +61,7 @@ class Hook(NamedTuple):
     tenant: str
     url: str
     events: list[str]
-    """Types of events; empty means all."""
+    """Event types; empty means all."""
     secret: str
     created_at_ms: int
 
@@ -79,7 +79,7 @@ class Subscription(msgspec.Struct, rename="camel"):
 
 
 class Webhooks:
-    """Subscriptions in the store (their secrets sealed); each has a queue and a task of its own in every process."""
+    """Subscriptions, stored with sealed secrets; each has its own queue and task in every process."""
 
     def __init__(self, journal: Journal, clock: Clock, *, lookup: Lookup, post: PostTo, sealer: Any, most: int) -> None:
         self._clock = clock
@@ -88,17 +88,17 @@ class Webhooks:
         self._post = post
         self._sealer = sealer
         self._most = most
-        """Subscriptions of one tenant."""
+        """The limit of subscriptions per tenant."""
         self._hooks: dict[str, Hook] = {}
         self._queues: dict[str, Queue] = {}
         self.lost: int = 0
-        """Events that were dropped: a queue was full, or the receiver did not take them."""
+        """Events dropped because a queue was full or the receiver did not accept them."""
 
     async def start(self) -> None:
         await self._refresh(at_once=True)
 
     async def stop(self) -> None:
-        """Deliver what waits, for a moment, then stop."""
+        """Give queued deliveries a moment, then stop."""
         queues = tuple(self._queues.values())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2.0):
@@ -171,7 +171,7 @@ class Webhooks:
                 self.lost += not self._queue(hook).put(body)
 
     async def tell(self, tenant: str, kind: str, payload: Mapping[str, Any]) -> None:
-        """Queue what concerns no run but the tenant: somebody has to decide."""
+        """Queue an event of the tenant rather than of a run: a decision is needed."""
         await self._refresh()
         hooks = [hook for hook in self._hooks.values() if hook.tenant == tenant]
         stamp = iso(self._clock.now_ms())
@@ -181,7 +181,7 @@ class Webhooks:
                 self.lost += not self._queue(hook).put(body)
 
     def waiting(self) -> int:
-        """Deliveries that have not been made yet."""
+        """The number of pending deliveries."""
         return sum(queue.events.qsize() for queue in self._queues.values())
 
     def _queue(self, hook: Hook) -> Queue:
@@ -222,12 +222,12 @@ def _of(hook: Hook) -> dict[str, str]:
 
 
 class Notices:
-    """A listener of gateways: it hears when a person is needed."""
+    """A gateway listener for events that need a person."""
 
     KIND = "approval.requested"
 
     def __init__(self, tell: Callable[[str, str, dict[str, Any]], None], tenant: str) -> None:
-        """*tell* is called on the thread of the call, with the tenant, the event, and what it says."""
+        """*tell* is called in the thread of the call with the tenant, the event and its payload."""
         self._tell = tell
         self._tenant = tenant
 
@@ -238,17 +238,17 @@ class Notices:
         return hash(self._tenant)
 
     def wants(self, event: str) -> bool:
-        """Whether it would do anything about *event*."""
+        """Whether it handles *event*."""
         return event == self.KIND
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Pass it on."""
+        """Pass the event on."""
         if event == self.KIND:
             self._tell(self._tenant, event, {name: fields[name] for name in _TOLD if name in fields})
 
 
 class Queue:
-    """What waits for one subscriber, and the task that delivers it."""
+    """The pending events of one subscriber and the task that delivers them."""
 
     def __init__(self, hook: Hook, send: Callable[[Hook, bytes], Awaitable[None]]) -> None:
         self.hook = hook
@@ -259,7 +259,7 @@ class Queue:
         self.task: asyncio.Task[None] = asyncio.create_task(self._work(), name=f"antiphon-webhook-{hook.id}")
 
     def put(self, body: bytes) -> bool:
-        """Let an event wait; ``False`` if there is no room. One that is larger than the room has it for itself."""
+        """Queue an event; ``False`` if the queue is full. An oversized event needs an empty queue."""
         if not self.events.full() and (not self._bytes or self._bytes + len(body) <= QUEUE_BYTES):
             self.events.put_nowait(body)
             self._bytes += len(body)

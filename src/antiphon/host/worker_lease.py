@@ -1,7 +1,7 @@
 """Which worker process executes a run: one lease per process, and runs whose process is gone (kill −9, lost machine).
 
-A worker that has not renewed its lease in time stops writing; another may then resume its runs. What the runs call
-stays protected by the claims of the calls themselves.
+A worker that has not renewed its lease in time stops writing; another may then resume its runs. The calls of the runs
+are still protected by their own claims.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def claim_request(
     workspace: str = "default",
     digest: str = "",
 ) -> StaticClaimRequest:
-    """A request for a claim of the host itself; *digest* is that of what is asked for."""
+    """A claim request of the host itself; *digest* identifies what is claimed."""
     template = ClaimTemplate(
         tool=tool,
         session=session,
@@ -55,7 +55,7 @@ def claim_request(
 
 
 def lease_is_over(record: DedupeRecord, now_ms: int) -> bool:
-    """Whether nobody holds a claim any more."""
+    """Whether the lease of a claim has ended."""
     return record.lock_until_ms is UNSET or record.lock_until_ms <= now_ms
 
 
@@ -69,7 +69,7 @@ class WorkerLease:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.owner: str = f"{owner_token()}/{secrets.token_hex(4)}"
-        """Names process and host, in the manifest of every run that is executed here."""
+        """Identifies process and host in the manifest of every run executed here."""
         self._key = _worker_key(self.owner)
         self._version = 0
         self._until = float("-inf")
@@ -84,7 +84,7 @@ class WorkerLease:
         asked = time.monotonic()
         request = claim_request("host/lease", self._key, self._key)
         got = await self._journal.begin(request)
-        if isinstance(got, Existing):  # ours from before, in this very process
+        if isinstance(got, Existing):  # our own, taken earlier by this process
             got = await self._journal.take_over(request, got.current.version)
         if isinstance(got, Claimed):
             self._version, self._until = got.version, asked + LEASE_MS / 1000
@@ -107,7 +107,7 @@ class WorkerLease:
             await self._take()
 
     async def prove(self) -> None:
-        """Write to the store, once a second at most; raises what keeps it from that."""
+        """Check that the store takes writes, at most once a second; raise if it does not."""
         if time.monotonic() - self._proved < 1.0:
             return
         await self._renew_once()
@@ -118,7 +118,7 @@ class WorkerLease:
         return time.monotonic() < self._until
 
     async def stop(self) -> None:
-        """Give the lease back: what is unfinished may be resumed at once."""
+        """Release the lease, so that unfinished runs can be resumed at once."""
         if self._task is not None:
             self._task.cancel()
         self._until = float("-inf")

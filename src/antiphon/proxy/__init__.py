@@ -1,1 +1,1 @@
-"""The proxy: model calls and MCP messages of any program, recorded, replayed and guarded on their way."""
+"""A proxy that records, replays and guards the model calls and MCP messages of any program."""

@@ -1,11 +1,11 @@
-"""The ASGI application of the proxy: who may ask, which run, which upstream; then the request passes on.
+"""The proxy's ASGI application: authenticates a request, finds its run and upstream, and forwards it.
 
-| path                          | what it is                                                             |
+| path                          | meaning                                                                |
 |-------------------------------|------------------------------------------------------------------------|
 | ``/run/NAME/UPSTREAM/…``      | a request to an upstream, in the run NAME                              |
-| ``/UPSTREAM/…``               | the same; the run is named by ``Antiphon-Run``, else one per client    |
-| ``/run/NAME``                 | ``GET``: what became of its requests; ``DELETE``: the same, and its end |
-| ``/healthz``                  | whether the proxy answers                                              |
+| ``/UPSTREAM/…``               | the same, in the run named by ``Antiphon-Run``, or one run per client  |
+| ``/run/NAME``                 | ``GET``: report on its requests; ``DELETE``: end it, with a report     |
+| ``/healthz``                  | liveness                                                               |
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayMiss, S
 from antiphon.host.api_keys import KeyRing
 from antiphon.host.http.endpoint import host_name, is_loopback, is_of_other_site
 from antiphon.ops.app import Antiphon
-from antiphon.proxy.clients import Gone, Refused, Reply, Request, disconnected, ended_by
+from antiphon.proxy.clients import ClientDisconnected, Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
 from antiphon.proxy.mcp import McpGuard
 from antiphon.proxy.options import Breakers, ToolRules, deadline_of
-from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, run_name, told
-from antiphon.proxy.upstreams import Upstream, first, passed_on, readable
+from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin, run_name
+from antiphon.proxy.upstreams import Upstream, end_to_end_headers, headers_by_name, with_readable_encodings
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
 _MODEL = "antiphon_model"
-"""Extension of a request: the model that it asks."""
+"""Request extension: the model that the request calls."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 ANYONE = "local"
-"""The client of requests without a key, which only this machine may send."""
+"""The client id of requests without a key; only local clients may send them."""
 
 
 class Settings(NamedTuple):
-    """What an operator decides."""
+    """The operator's settings."""
 
     upstreams: Mapping[str, Upstream]
     mode: Mode = "record"
     require_key: bool = False
     retries: int = 0
     timeout_s: float = 600.0
-    """Seconds that an upstream may be silent."""
+    """Read timeout for upstreams, in seconds."""
     connect_s: float = 10.0
     realtime: bool = False
-    """Whether replayed streams keep their pauses."""
+    """Whether replayed streams keep their recorded timing."""
     max_body_bytes: int = 32 * 1024 * 1024
     max_connections: int = 1000
     grace_s: float = 10.0
-    """Seconds that calls whose client has left get to finish at the end."""
+    """Seconds that calls whose client has disconnected get to finish on shutdown."""
     lost_answer_s: float = 120.0
-    """Seconds for which a lost answer of an MCP tool waits for an equal call."""
+    """Seconds for which a lost answer of an MCP tool is kept for an equal call."""
     tools: Sequence[str] = ()
     """Rules for single MCP tools: ``server/tool:options``."""
     identity: tuple[str, ...] = ()
-    """Fields of ``_meta`` that name a call, beside our own."""
+    """Fields of ``_meta`` that identify a call, besides our own."""
     breaker: BreakerPolicy | None = None
-    """When an upstream that fails is held back for a while."""
+    """When the circuit breaker of a failing upstream opens."""
 
 
 class Proxy:
@@ -75,14 +75,14 @@ class Proxy:
         self._app = app
         self._settings = settings
         self.runs: Runs = Runs(app, settings.mode, realtime=settings.realtime)
-        self._ways: dict[str, _Ways] = {}
+        self._transports: dict[str, _Transports] = {}
         self._keys: KeyRing | None = None
         policies = app.config.approvals.policies
         rules = ToolRules(settings.tools, window_s=settings.lost_answer_s, policies=policies)
         self._mcp = McpGuard(app, rules=rules, identity=settings.identity, timeout_s=settings.timeout_s)
         self._breakers = Breakers(settings.breaker, app.clock.monotonic)
         self.ended: list[dict[str, Any]] = []
-        """The reports of all runs, once the proxy has stopped."""
+        """Reports of all runs, once the proxy has stopped."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -98,12 +98,12 @@ class Proxy:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def stop(self) -> None:
-        """End all runs and let go of all connections."""
+        """End all runs and close all connections."""
         await self._mcp.stop(self._settings.grace_s)
         self.ended += await self.runs.end_all()
-        for ways in self._ways.values():
+        for transports in self._transports.values():
             with contextlib.suppress(Exception):
-                await ways.plain.aclose()
+                await transports.plain.aclose()
 
     # -- a request -----------------------------------------------------------------------------------------------
 
@@ -111,13 +111,13 @@ class Proxy:
         answer = Reply(send)
         try:
             await self._route(scope, receive, answer)
-        except Gone:
+        except ClientDisconnected:
             return
         except Refused as refused:
             await answer.refuse(refused)
         except ReplayMiss as miss:
             if isinstance(answer.run, OpenRun):
-                answer.run.missed_one(miss)
+                answer.run.note_miss(miss)
             more = {"divergence": miss.data["divergence"]} if "divergence" in miss.data else {}
             await answer.refuse(Refused(422, "replay_miss", str(miss), **more))
         except StoreError as error:
@@ -132,10 +132,10 @@ class Proxy:
             await answer.refuse(Refused(500, "internal_error", "Internal error; see the proxy's log."))
 
     async def _route(self, scope: Any, receive: Any, answer: Reply) -> None:
-        if scope["method"] not in METHODS:  # CONNECT asks for a tunnel; what others mean is not known
+        if scope["method"] not in METHODS:  # CONNECT would open a tunnel; the meaning of others is unknown
             raise Refused(405, "method_not_allowed", f"The proxy passes on {', '.join(METHODS)}.")
-        named = first(scope["headers"])
-        if scope["raw_path"] == b"/healthz":  # a probe has no key
+        named = headers_by_name(scope["headers"])
+        if scope["raw_path"] == b"/healthz":  # probes have no key
             await answer.json(200, {"status": "ok", "mode": self._settings.mode})
             return
         client = await self._client(named)
@@ -147,8 +147,8 @@ class Proxy:
             await self._serve(request, receive, answer)
 
     async def _serve(self, request: Request, receive: Any, answer: Reply) -> None:
-        """A request for an upstream: guarded, recorded, answered from a recording, or only passed on."""
-        mode, ways = self._settings.mode, self._ways_to(request.upstream)
+        """Guard, record, replay or just forward a request for an upstream."""
+        mode, transports = self._settings.mode, self._transports_to(request.upstream)
         asked = self._mcp.guards(request) if request.upstream.mcp else None
         known = request.upstream.mcp or request.asks is not None
         run: OpenRun | None = None
@@ -160,19 +160,19 @@ class Proxy:
 
             async def send(after: str | None) -> Any:
                 outgoing = self.outgoing(request if after is None else _resuming(request, after))
-                ask = functools.partial(ways.raw.handle_async_request, outgoing)
-                return await self._breakers.around((request.upstream.name, ""), ask, _not_sent)
+                exchange = functools.partial(transports.raw.handle_async_request, outgoing)
+                return await self._breakers.guard((request.upstream.name, ""), exchange, _not_sent)
 
             await self._mcp.call(request, asked, send, None if run is None else run.scope, receive, answer)
         elif run is not None:
             if not request.upstream.mcp:
                 self.runs.check_cost(run, _model_of(request))
-            elif mode != "replay" and not _is_answered(request):
+            elif mode != "replay" and not _expects_answer(request):
                 answer.headers.append((b"antiphon-recorded", b"no"))
             run.scope.adopt()
-            await self._pass_on(request, ways.recording, receive, answer)
+            await self._forward(request, transports.recording, receive, answer)
         elif known:
-            await self._pass_on(request, ways.retrying, receive, answer)
+            await self._forward(request, transports.retrying, receive, answer)
         else:
             if mode == "replay":
                 what = f"{request.method} {request.path.decode('latin-1')}"
@@ -180,16 +180,16 @@ class Proxy:
             if mode != "live":
                 self._check_readable(request)
                 answer.headers.append((b"antiphon-recorded", b"no"))
-            await self._pass_on(request, ways.plain, receive, answer)
+            await self._forward(request, transports.plain, receive, answer)
 
     def _check_readable(self, request: Request) -> None:
-        """Refuse what asks a model in a form that cannot be read, where the cost of runs is limited."""
+        """Refuse a model call that cannot be read if the cost of runs is limited."""
         if self._app.config.loop.max_cost is not None and _endpoint(request.method, request.path) is not None:
             text = "The cost of runs is limited, and this request cannot be read: send a JSON object, not compressed."
             raise Refused(415, "unreadable_message", text)
 
     async def _client(self, named: Mapping[str, str]) -> str:
-        """Who asks: the owner of a key, or anybody on this machine if keys are not required."""
+        """Authenticate the client: by key, or as any local client if keys are not required."""
         token = named.get("antiphon-key")
         if token:
             if self._keys is None:
@@ -256,7 +256,7 @@ class Proxy:
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Gone
+                raise ClientDisconnected
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size > most:
@@ -264,44 +264,50 @@ class Proxy:
             if not message.get("more_body"):
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    # -- the way out ---------------------------------------------------------------------------------------------
+    # -- to the upstream -----------------------------------------------------------------------------------------
 
-    def _ways_to(self, upstream: Upstream) -> _Ways:
-        """The transports to an upstream; a replay has none that leads anywhere."""
-        found = self._ways.get(upstream.name)
+    def _transports_to(self, upstream: Upstream) -> _Transports:
+        """The transports for an upstream; those of a replay send nothing."""
+        found = self._transports.get(upstream.name)
         if found is None:
-            from antiphon.proxy.outward import Outward
+            from antiphon.proxy.transport import UpstreamTransport
 
             settings = self._settings
             replays = settings.mode == "replay"
-            waits = {"connect_s": settings.connect_s, "read_s": settings.timeout_s}
-            raw: Any = _Nowhere() if replays else Outward(upstream.url, settings.max_connections, **waits)
-            plain = _Held(raw, upstream.name, self._breakers)
+            timeouts = {"connect_s": settings.connect_s, "read_s": settings.timeout_s}
+            raw: Any = (
+                _ReplayOnlyTransport()
+                if replays
+                else UpstreamTransport(upstream.url, settings.max_connections, **timeouts)
+            )
+            plain = _BreakerTransport(raw, upstream.name, self._breakers)
             again = retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
-            found = self._ways[upstream.name] = _Ways(raw, plain, again, async_transport(again, module="httpx"))
+            found = self._transports[upstream.name] = _Transports(
+                raw, plain, again, async_transport(again, module="httpx")
+            )
         return found
 
     def outgoing(self, request: Request) -> Any:
-        """The request as it goes to the upstream."""
+        """The request as sent to the upstream."""
         import httpx
 
         url = _parsed(request.upstream, request.path, request.query)
         known: dict[str, Any] = {_mcp.KNOWN: request.upstream.mcp}
         if self._settings.breaker is not None and not request.upstream.mcp:
             known[_MODEL] = _model_of(request)
-        headers, body = readable(passed_on(request.headers)), httpx.ByteStream(request.body)
+        headers, body = with_readable_encodings(end_to_end_headers(request.headers)), httpx.ByteStream(request.body)
         outgoing = httpx.Request(request.method, url, headers=headers, stream=body, extensions=known)
-        outgoing.read()  # it is in memory: it can be recorded, and sent again
+        outgoing.read()  # in memory, so it can be recorded and resent
         return outgoing
 
-    async def _pass_on(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
-        """The same within the deadline of the client, if it has one."""
+    async def _forward(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
+        """Forward the request within the client's deadline, if there is one."""
         if request.wait_s is None:
-            await self._pass_all(request, transport, receive, answer)
+            await self._stream(request, transport, receive, answer)
             return
         try:
             async with asyncio.timeout(request.wait_s):
-                await self._pass_all(request, transport, receive, answer)
+                await self._stream(request, transport, receive, answer)
         except TimeoutError:
             if answer.begun:
                 log.warning("the deadline of a client came amid the answer of %s", request.upstream.name)
@@ -309,33 +315,33 @@ class Proxy:
             text = f"The upstream {request.upstream.name} did not answer within {request.wait_s:g} s."
             raise Refused(504, "deadline_exceeded", text) from None
 
-    async def _pass_all(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
-        """Send the request and give the response back as it comes; a client that leaves ends both."""
+    async def _stream(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
+        """Send the request and stream the response back; stop both if the client disconnects."""
         import httpx
 
         outgoing = self.outgoing(request)
-        by = Told()
-        told.set(by)
-        gone = asyncio.get_running_loop().create_task(disconnected(receive))
+        origin = AnswerOrigin()
+        answer_origin.set(origin)
+        disconnect = asyncio.get_running_loop().create_task(wait_for_disconnect(receive))
         try:
-            async with ended_by(gone):
+            async with abort_on_disconnect(disconnect):
                 response = await transport.handle_async_request(outgoing)
-        except Gone:
-            gone.cancel()
+        except ClientDisconnected:
+            disconnect.cancel()
             raise
         except httpx.RequestError as error:
-            gone.cancel()
+            disconnect.cancel()
             status = 504 if isinstance(error, httpx.TimeoutException) else 502
             text = f"The upstream {request.upstream.name} gave no answer that can be read: {type(error).__name__}."
             raise Refused(status, "upstream_unreachable", text, retry=True) from None
         except BaseException:
-            gone.cancel()
+            disconnect.cancel()
             raise
-        answer.headers.append((b"antiphon-source", by.source.encode()))
+        answer.headers.append((b"antiphon-source", origin.source.encode()))
         try:
-            async with ended_by(gone):
-                headers = passed_on(response.headers.raw)
-                if response.is_stream_consumed:  # read, and decoded, by the retries
+            async with abort_on_disconnect(disconnect):
+                headers = end_to_end_headers(response.headers.raw)
+                if response.is_stream_consumed:  # already read and decoded by the retries
                     headers = [(name, value) for name, value in headers if name != b"content-encoding"]
                     await answer.start(response.status_code, headers, {})
                     await answer.chunk(response.content)
@@ -344,8 +350,8 @@ class Proxy:
                     async for chunk in response.stream:
                         await answer.chunk(chunk)
             await answer.finish()
-        except Gone:
-            await response.aclose()  # the log says that the reader left
+        except ClientDisconnected:
+            await response.aclose()  # records that the reader left
             raise
         except httpx.RequestError as error:
             log.warning("the stream of %s broke off: %s", request.upstream.name, type(error).__name__)
@@ -353,30 +359,30 @@ class Proxy:
             log.warning("the recorded reader of %s left this stream here; this one reads on", request.upstream.name)
             raise
         finally:
-            gone.cancel()
+            disconnect.cancel()
             with contextlib.suppress(Exception):
                 await response.aclose()
 
 
-class _Ways(NamedTuple):
-    """How requests get to an upstream."""
+class _Transports(NamedTuple):
+    """The transports for one upstream, from the innermost outwards."""
 
     raw: Any
     plain: Any
-    """Behind its breaker."""
+    """With the circuit breaker."""
     retrying: Any
     recording: Any
 
 
-class _Held:
-    """A transport behind the breaker of its upstream and of the model that is asked."""
+class _BreakerTransport:
+    """A transport with a circuit breaker per upstream and model."""
 
     def __init__(self, inner: Any, upstream: str, breakers: Breakers) -> None:
         self._inner, self._upstream, self._breakers = inner, upstream, breakers
 
     async def handle_async_request(self, request: Any) -> Any:
         place = (self._upstream, request.extensions.get(_MODEL, ""))
-        return await self._breakers.around(place, lambda: self._inner.handle_async_request(request), self._refused)
+        return await self._breakers.guard(place, lambda: self._inner.handle_async_request(request), self._refused)
 
     def _refused(self, refusal: Refusal) -> Exception:
         text = f"The upstream {self._upstream} failed too often; requests are held back for a while."
@@ -397,7 +403,7 @@ def _parsed(upstream: Upstream, path: bytes, query: bytes) -> Any:
 
 
 def _resuming(request: Request, after: str) -> Request:
-    """The request for what came after an event of a stream that ended too early."""
+    """The request that resumes a broken stream after an event."""
     left_out = (b"accept", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name")
     headers = [(name, value) for name, value in request.headers if name.lower() not in left_out]
     headers += [(b"accept", b"text/event-stream"), (b"last-event-id", after.encode("latin-1"))]
@@ -413,7 +419,7 @@ def _not_sent(refusal: Refusal) -> Exception:
 
 
 def _model_call(method: str, path: bytes, body: bytes) -> _wire.ModelCall | None:
-    """What is asked of a model; nothing for a request that asks none, or in a form that cannot be read."""
+    """The model call in a request; ``None`` if there is none or it cannot be read."""
     endpoint = _endpoint(method, path)
     return None if endpoint is None else _wire.read_call(endpoint, body)
 
@@ -423,20 +429,20 @@ def _endpoint(method: str, path: bytes) -> _wire.Endpoint | None:
     return _wire.endpoint_of(method, unquote(path.decode("latin-1")))
 
 
-def _is_answered(request: Request) -> bool:
-    """Whether a message to an MCP server is a request, and no notification, answer or stream beside them."""
+def _expects_answer(request: Request) -> bool:
+    """Whether an MCP message is a request, not a notification, a response or a listening stream."""
     asked = _mcp.read_request(request.body) if request.method == "POST" else None
     return asked is not None and asked.id is not None
 
 
 def _model_of(request: Request) -> str:
-    """The model that is asked; nothing for a request that asks none."""
+    """The model that the request calls; empty if it calls none."""
     model = None if request.asks is None else request.asks.body.get("model")
     return model if isinstance(model, str) else ""
 
 
-class _Nowhere:
-    """The transport of a replay: what the recording does not answer is not sent anywhere."""
+class _ReplayOnlyTransport:
+    """The transport of a replay: raises :class:`ReplayMiss` instead of sending."""
 
     async def handle_async_request(self, request: Any) -> Any:
         raise ReplayMiss(f"{request.method} {request.url.path} cannot be answered from a recording.")
@@ -446,7 +452,7 @@ class _Nowhere:
 
 
 def _run_of(path: bytes, named: Mapping[str, str]) -> tuple[str | None, bytes]:
-    """The run that a request names, and the rest of its path."""
+    """The run that a request names and the rest of its path."""
     name = named.get("antiphon-run")
     if path.startswith(b"/run/"):
         part, slash, rest = path[5:].partition(b"/")

@@ -1,4 +1,4 @@
-"""A client of the proxy: its request, the response it is given, and that it may leave at any time."""
+"""Clients of the proxy: requests, responses and disconnects."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from antiphon.adapters._wire import ModelCall
 from antiphon.proxy.upstreams import Headers, Upstream
 
 _BODILESS = (204, 304)
-"""What has no body, whatever length is told."""
+"""Statuses without a body, whatever ``Content-Length`` says."""
 
 
 class Refused(Exception):
-    """A request that is not passed on."""
+    """A request that the proxy does not forward."""
 
     def __init__(self, status: int, code: str, text: str, **more: Any) -> None:
         super().__init__(text)
@@ -32,61 +32,63 @@ class Request(NamedTuple):
     method: str
     upstream: Upstream
     path: bytes
-    """Below the upstream, as it was sent."""
+    """Relative to the upstream, as sent."""
     query: bytes
     headers: Headers
-    """As they were sent."""
+    """As sent."""
     named: Mapping[str, str]
-    """The same by name."""
+    """The same headers by name."""
     body: bytes
     client: str
     run: str | None
     connection: object
-    """Which of the client's connections it came over."""
+    """Identifies the client connection that it arrived on."""
     asks: ModelCall | None = None
-    """What it asks of a model, if it does."""
+    """The model call that it makes, if any."""
     wait_s: float | None = None
-    """Seconds after which the client does not wait any longer, if it says so."""
+    """How long the client waits, in seconds, if it says so."""
 
 
-class Gone(Exception):
-    """The client has left."""
+class ClientDisconnected(Exception):
+    """The client has disconnected."""
 
 
-async def disconnected(receive: Any) -> None:
-    """Wait until the client leaves, or has its response."""
-    await asyncio.sleep(0)  # what is under way goes first: the request to the upstream
+async def wait_for_disconnect(receive: Any) -> None:
+    """Wait until the client disconnects or has its response."""
+    await asyncio.sleep(0)  # let the request to the upstream start first
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-class ended_by:  # noqa: N801 (used like a function)
-    """Raises :class:`Gone` in this task as soon as *gone* is done."""
+class abort_on_disconnect:  # noqa: N801 (used like a function)
+    """Raises :class:`ClientDisconnected` in the current task as soon as *disconnect* is done."""
 
-    __slots__ = ("_gone", "_left", "_over", "_task")
+    __slots__ = ("_aborted", "_disconnect", "_over", "_task")
 
-    def __init__(self, gone: asyncio.Future[None]) -> None:
-        self._gone = gone
-        self._left = False
+    def __init__(self, disconnect: asyncio.Future[None]) -> None:
+        self._disconnect = disconnect
+        self._aborted = False
         self._over = False
 
-    def _leave(self, _: Any) -> None:
-        if not self._gone.cancelled() and not self._over:  # a callback of a future that is done cannot be taken back
-            self._left = True
+    def _abort(self, _: Any) -> None:
+        if (
+            not self._disconnect.cancelled() and not self._over
+        ):  # a callback that is already scheduled cannot be removed
+            self._aborted = True
             self._task.cancel()
 
     async def __aenter__(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._gone.add_done_callback(self._leave)
+        self._disconnect.add_done_callback(self._abort)
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._over = True
-        self._gone.remove_done_callback(self._leave)
-        if self._left:
+        self._disconnect.remove_done_callback(self._abort)
+        if self._aborted:
             self._task.uncancel()
-            raise Gone from None
+            raise ClientDisconnected from None
 
 
 class Reply:
@@ -95,14 +97,14 @@ class Reply:
     def __init__(self, send: Any) -> None:
         self._send = send
         self.headers: Headers = []
-        """Our own, beside those of the upstream."""
+        """Our own headers, sent in addition to those of the upstream."""
         self.run: object = None
         """The run that it belongs to, if any."""
         self.begun: bool = False
         self.complete: bool = False
 
     async def start(self, status: int, headers: Headers, named: Mapping[str, str]) -> None:
-        """Begin a response; its length is told where it is passed on as it came."""
+        """Start a response; ``Content-Length`` is sent only if the body is forwarded unchanged."""
         length = named.get("content-length")
         if length is not None and "transfer-encoding" not in named and status not in _BODILESS:
             headers.append((b"content-length", length.encode()))
@@ -123,7 +125,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": data})
 
     async def refuse(self, refused: Refused) -> None:
-        """An error in the form that SDKs show; after the first byte the connection is cut instead."""
+        """Send an error in the format that SDKs display; once the response has started, just close the connection."""
         if self.begun:
             return
         more = dict(refused.more)
@@ -134,7 +136,7 @@ class Reply:
             self.headers.append((b"retry-after", str(-(-after // 1000)).encode()))
         self.headers.append((b"antiphon-error", refused.code.encode()))
         message = more.pop("message", None)
-        if message is not None:  # in the words of the client's protocol
+        if message is not None:  # an error in the client's protocol
             await self.json(refused.status, message)
             return
         error = {"type": "antiphon_error", "code": refused.code, "message": refused.text, **more}

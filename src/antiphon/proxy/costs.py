@@ -1,4 +1,4 @@
-"""What model answers cost that came without their usage: they are not free."""
+"""Cost estimates for model responses that report no usage."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from antiphon.ops.app import CHARGES, Charges, model_of, paid_usage, tokens_of
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
 _CHARACTERS = 4
-"""Of JSON, for one token."""
+"""Characters of JSON per token."""
 
 
 class Estimates:
-    """Counts each answer without usage by the length of request and answer, as spent by *run*.
+    """Estimates usage from the length of request and response where none is reported, and charges it to *run*.
 
-    OpenAI's streams tell no usage unless they are asked to, and a stream that breaks off never does.
+    OpenAI reports the usage of a stream only on request, and a stream that breaks off never reports it.
     """
 
     def __init__(self, run: Run) -> None:
         self.answers: int = 0
         self.given: set[str] = set()
-        """Calls that a recording answers: they cost nothing."""
+        """Calls answered from a recording, which cost nothing."""
         self._name = run.id
         self._heard: dict[str, list[bytes]] = {}
-        """The pieces of streams that are under way."""
+        """Chunks of open streams."""
         self._charges: Charges = run.scope.gateway_state[CHARGES]
         self._charges.usage = self._usage
         self._chunks = run.scope.chunks
-        run.scope.chunks = self._listening
+        run.scope.chunks = self._teed
 
-    def _listening(self, site: Site) -> Any:
+    def _teed(self, site: Site) -> Any:
         chunks = self._chunks(site)
-        return _Heard(chunks, self._heard.setdefault(site.call, [])) if site.call in self._charges.asked else chunks
+        return _ChunkTee(chunks, self._heard.setdefault(site.call, [])) if site.call in self._charges.asked else chunks
 
     def _usage(self, call: str, began: dict[str, Any], ended: dict[str, Any], meta: dict[str, Any]) -> Any:
         heard = self._heard.pop(call, [])
@@ -56,8 +56,8 @@ class Estimates:
         return {"inputTokens": _tokens(began.get("providerRequest")), "outputTokens": _tokens(answer)}
 
 
-class _Heard:
-    """Takes the chunks of a stream, and keeps them."""
+class _ChunkTee:
+    """Passes on the chunks of a stream and keeps a copy."""
 
     def __init__(self, chunks: Any, heard: list[bytes]) -> None:
         self._heard = heard

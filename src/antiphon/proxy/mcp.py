@@ -1,7 +1,7 @@
-"""Tool calls of MCP clients: each is a guarded call with a key, so that one that is sent again runs once.
+"""Tool calls of MCP clients: each is a guarded call with a key, so a call that is resent runs once.
 
-The key is the identity that the client gives the call. One without identity gets a key of its own, or, by the rule of
-:mod:`antiphon.decide.lost`, that of an equal call whose answer was lost. All other messages pass on as they are.
+The key is the identity that the client gives the call. A call without identity gets a new key or, by the rule of
+:mod:`antiphon.decide.lost`, the key of an equal call whose answer was lost. All other messages are forwarded unchanged.
 """
 
 from __future__ import annotations
@@ -30,68 +30,68 @@ from antiphon.contract.spec import DidNotHappen, ToolSpec
 from antiphon.decide.lost import LostAnswers
 from antiphon.errors import AntiphonError, StoreError
 from antiphon.ops.app import Antiphon
-from antiphon.proxy.clients import Gone, Refused, Reply, Request, disconnected, ended_by
+from antiphon.proxy.clients import ClientDisconnected, Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
 from antiphon.proxy.options import ToolRule, ToolRules, first_of
-from antiphon.proxy.runs import Told, told
-from antiphon.proxy.upstreams import Headers, passed_on
+from antiphon.proxy.runs import AnswerOrigin, answer_origin
+from antiphon.proxy.upstreams import Headers, end_to_end_headers
 from antiphon.redact._names import classify
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
 CALL_ID = "dev.antiphon/callId"
-"""The field of ``_meta`` that names a call."""
+"""The field of ``_meta`` that identifies a call."""
 OUTCOME = "dev.antiphon/outcome"
-"""The field of ``_meta`` that says why there is no result of the tool."""
+"""The field of ``_meta`` that says why there is no tool result."""
 HEADER_MISMATCH = -32020
 PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
 ERROR = "$jsonrpcError"
-"""Where the recorded value of a call keeps an error of the protocol; ``None`` beside a result that has this name."""
+"""Key of a JSON-RPC error in the recorded value; ``None`` next to a result that itself contains this key."""
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
 _ACCOUNT = re.compile(r"\b(?:tenant|account|org|organization|workspace|project|customer|team|user(?!-agent))\b")
 _DIGITS = re.compile(rb"\d{19}")
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _INTEGER = re.compile(rb"(?<![\w.+-])-?\d{19,}(?![\w.])")
-_MOST_TOOLS = 10_000
-_MOST_ASKING = 10_000
+_MAX_TOOLS = 10_000
+_MAX_UNAPPROVED = 10_000
 _UNAPPROVED = frozenset({REQUIRED, DENIED, WITHDRAWN})
-_MOST_HEARD = 256
-"""Events that a client has not taken yet; then the server waits for it."""
+_MAX_QUEUED = 256
+"""Events queued for a client before backpressure stops the server."""
 _LONGEST_KEY = 1024
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
 Send = Callable[[str | None], Awaitable[Any]]
-"""Sends the call; with the id of an event it asks for what came after that."""
+"""Sends the call; given an event id, resumes its stream after that event."""
 
 
 class McpGuard:
     """The guarded calls of all clients of a proxy."""
 
     def __init__(self, app: Antiphon, *, rules: ToolRules, timeout_s: float, identity: Sequence[str] = ()) -> None:
-        """*identity* are fields of ``_meta`` that name a call, beside our own."""
+        """*identity* are fields of ``_meta`` that identify a call, besides our own."""
         self._clock = app.clock
         self.tools: GuardedTools = GuardedTools({}, app)
         self._rules = rules
         self._kept: dict[tuple[float, bool], LostAnswers] = {}
-        """Lost answers, by how long they wait and whether those that were handed over are among them."""
+        """Lost answers, by how long they are kept and whether they include answers handed over."""
         self._names: tuple[str, ...] = (CALL_ID, *identity)
         self._timeout_s = timeout_s
         self._specs: dict[tuple[str, str], ToolSpec] = {}
         self._running: set[asyncio.Task[Any]] = set()
         self._undecided: dict[str, asyncio.Event] = {}
-        """Calls without identity whose clients wait; set when it is known what became of their answer."""
-        self._asking: OrderedDict[str, str] = OrderedDict()
-        """Keys of calls without identity that a person must approve; equal calls have them until one is made."""
+        """Calls without identity whose clients wait; set once the fate of the answer is known."""
+        self._unapproved: OrderedDict[str, str] = OrderedDict()
+        """Keys of calls without identity that need approval; equal calls reuse the key until one of them is made."""
         self._over: dict[object, Any] = {}
-        """For the log at debug level: the answer that was last handed over on a connection."""
+        """For debug logging: the answer last handed over on each connection."""
 
     async def stop(self, seconds: float) -> None:
-        """Wait for the calls whose clients have left."""
+        """Wait for calls whose clients have disconnected."""
         if self._running:
             await asyncio.wait(tuple(self._running), timeout=seconds)
 
     def guards(self, request: Request) -> _mcp.Request | None:
-        """The tool call in a request; ``None`` for anything else, which passes on."""
+        """The tool call in a request; ``None`` for anything else, which is forwarded."""
         for kept in self._kept.values():
             kept.confirmed(request.connection)
         if self._over and request.connection in self._over:
@@ -112,7 +112,7 @@ class McpGuard:
         return asked if asked.method == "tools/call" else None
 
     def is_known(self, recording: Recording | None, request: Request, asked: _mcp.Request) -> bool:
-        """Whether a recording has this tool as a guarded call; others have it as a message."""
+        """Whether the recording has this tool as a guarded call rather than as a plain message."""
         if recording is None:
             return True
         return f"mcp.{request.upstream.name}/{asked.params['name']}" in recording.by_name or not any(
@@ -122,37 +122,37 @@ class McpGuard:
     def _lost(self, rule: ToolRule) -> LostAnswers:
         place = (rule.window_s, rule.guard_handed_over)
         found = self._kept.get(place)
-        if found is None:  # 0: no answer is kept for anybody
+        if found is None:  # 0 keeps no answers
             found = self._kept[place] = LostAnswers(rule.window_s or -1.0, handed_over=rule.guard_handed_over)
         return found
 
-    def waiting(self, equal: str) -> str | None:
-        """The key of an equal call that was not made, because a person must approve it or has denied it."""
-        return self._asking.get(equal)
+    def unapproved_key(self, equal: str) -> str | None:
+        """The key of an equal call that was not made because its approval is pending or was denied."""
+        return self._unapproved.get(equal)
 
-    def told(self, equal: str, key: str, given: Given | None, failure: BaseException | None = None) -> bool:
-        """What came of a call without identity; whether it certainly was not made."""
+    def note_outcome(self, equal: str, key: str, given: Given | None, failure: BaseException | None = None) -> bool:
+        """Note the outcome of a call without identity; return whether it certainly was not made."""
         if given is not None and given.code in _UNAPPROVED:
-            self._asking[equal] = key
-            while len(self._asking) > _MOST_ASKING:
-                self._asking.popitem(last=False)
+            self._unapproved[equal] = key
+            while len(self._unapproved) > _MAX_UNAPPROVED:
+                self._unapproved.popitem(last=False)
             return True
-        unmade = isinstance(failure, DidNotHappen)  # then an approval is given back
-        if not unmade and self._asking.get(equal) == key:
-            del self._asking[equal]
+        unmade = isinstance(failure, DidNotHappen)  # its approval can be used again
+        if not unmade and self._unapproved.get(equal) == key:
+            del self._unapproved[equal]
         return unmade
 
     def name_of(self, header: str | None, asked: _mcp.Request) -> str | None:
-        """What the client calls the call by."""
+        """The identity that the client gives the call."""
         return identity_of(header, asked, self._names)
 
     def spec(self, upstream: str, tool: str) -> ToolSpec:
-        """How a tool of a server is guarded: as one that must not be repeated, unless the operator says it reads."""
+        """The spec for a tool of a server: not idempotent unless the operator says that it only reads."""
         place = (upstream, tool)
         found = self._specs.get(place)
         if found is None:
-            if len(self._specs) >= _MOST_TOOLS:
-                raise Refused(429, "too_many_tools", f"The proxy guards {_MOST_TOOLS} tools at most.")
+            if len(self._specs) >= _MAX_TOOLS:
+                raise Refused(429, "too_many_tools", f"The proxy guards {_MAX_TOOLS} tools at most.")
             rule = self._rules.of(upstream, tool)
             reads = rule.read
             found = self._specs[place] = ToolSpec(
@@ -176,23 +176,25 @@ class McpGuard:
         receive: Any,
         answer: Reply,
     ) -> None:
-        """Make the call, or give the answer of the one it repeats. A client that leaves ends what the rules say."""
+        """Make the call or return the answer of the call it repeats; the rules say whether a disconnect cancels it."""
         spec = self.spec(request.upstream.name, asked.params["name"])
         rule = self._rules.of(request.upstream.name, asked.params["name"])
         arguments: dict[str, Any] = asked.params.get("arguments") or {}
         place = scope_of(request, asked)
         named = self.name_of(request.named.get("idempotency-key"), asked)
-        gone = asyncio.ensure_future(disconnected(receive))
+        disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             if named is not None or (rule.read and rule.approve is None):
                 own = uuid7() if named is None else hashlib.sha256(named.encode()).hexdigest()
                 exchange = _Exchange(asked, send, request.wait_s)
                 task = self._start(spec, arguments, f"{place}:{own}", exchange, scope)
-                await self._deliver(exchange, task, gone, answer, rule, request.connection)
+                await self._deliver(exchange, task, disconnect, answer, rule, request.connection)
             else:
-                await self._without_identity(request, asked, spec, rule, arguments, place, send, scope, gone, answer)
+                await self._without_identity(
+                    request, asked, spec, rule, arguments, place, send, scope, disconnect, answer
+                )
         finally:
-            gone.cancel()
+            disconnect.cancel()
 
     async def _without_identity(
         self,
@@ -204,36 +206,36 @@ class McpGuard:
         place: str,
         send: Send,
         scope: RunScope | None,
-        gone: asyncio.Future[None],
+        disconnect: asyncio.Future[None],
         answer: Reply,
     ) -> None:
-        """A call that may be one sent again. It waits until it is known what became of the answer to an equal one."""
+        """A call that may be a resend; it waits until the fate of an equal call's answer is known."""
         equal = f"{place}:{digest_of(arguments)}"
-        async with ended_by(gone):
+        async with abort_on_disconnect(disconnect):
             while (before := self._undecided.get(equal)) is not None:
                 await before.wait()
         decided = self._undecided[equal] = asyncio.Event()
         lost, now = self._lost(rule), self._clock.monotonic
         try:
-            key = self.waiting(equal) or lost.begin(equal, now(), f"{place}:{uuid7()}")
+            key = self.unapproved_key(equal) or lost.begin(equal, now(), f"{place}:{uuid7()}")
             exchange = _Exchange(asked, send, request.wait_s)
             task = self._start(spec, arguments, key, exchange, scope)
 
             def settled(done: asyncio.Task[Any]) -> None:
                 failure = asyncio.CancelledError() if done.cancelled() else done.exception()
-                if self.told(equal, key, done.result() if failure is None else None, failure):
+                if self.note_outcome(equal, key, done.result() if failure is None else None, failure):
                     lost.failed(equal, key)
                 else:
                     lost.settled(equal, key, now())
 
             task.add_done_callback(settled)
             try:
-                await self._deliver(exchange, task, gone, answer, rule, request.connection)
-            except Gone:
-                if self.waiting(equal) != key:
+                await self._deliver(exchange, task, disconnect, answer, rule, request.connection)
+            except ClientDisconnected:
+                if self.unapproved_key(equal) != key:
                     lost.lost(equal, key, now())
                 raise
-            if self.waiting(equal) != key:
+            if self.unapproved_key(equal) != key:
                 lost.handed_over(equal, key, request.connection, now())
         finally:
             del self._undecided[equal]
@@ -242,10 +244,10 @@ class McpGuard:
     def _start(
         self, spec: ToolSpec, arguments: dict[str, Any], key: str, exchange: _Exchange, scope: RunScope | None
     ) -> asyncio.Task[Given]:
-        """The guarded call, which goes on if its client leaves."""
+        """Start the guarded call, which continues if its client disconnects."""
 
         async def made() -> Given:
-            told.set(exchange.told)
+            answer_origin.set(exchange.origin)
             if scope is not None:
                 scope.adopt()
                 return await self.tools.call_async(spec, arguments, Place(None, None, key=key), exchange.run)
@@ -254,9 +256,9 @@ class McpGuard:
 
         def ended(done: asyncio.Task[Any]) -> None:
             self._running.discard(done)
-            exchange.heard.put_nowait(None)
+            exchange.events.put_nowait(None)
             if not done.cancelled():
-                done.exception()  # told to the client, if there is one
+                done.exception()  # already reported to the client, if it is still there
 
         task = asyncio.ensure_future(made())
         self._running.add(task)
@@ -267,21 +269,21 @@ class McpGuard:
         self,
         exchange: _Exchange,
         task: asyncio.Task[Given],
-        gone: asyncio.Future[None],
+        disconnect: asyncio.Future[None],
         answer: Reply,
         rule: ToolRule,
         connection: object,
     ) -> None:
-        """Give the answer to the client; :class:`Gone` if the connection ended before its last byte was written."""
+        """Send the answer; raise :class:`ClientDisconnected` if the client leaves before the last byte is written."""
         try:
-            async with ended_by(gone):
+            async with abort_on_disconnect(disconnect):
                 last = await exchange.deliver(task, answer)
-                await asyncio.sleep(0)  # whether the connection has ended is told in between
-            if gone.done():
-                raise Gone
-        except Gone:
+                await asyncio.sleep(0)  # lets a disconnect be noticed
+            if disconnect.done():
+                raise ClientDisconnected
+        except ClientDisconnected:
             log.debug("the answer to %s is lost: its client has left", exchange.asked.id)
-            exchange.leave()
+            exchange.detach()
             if rule.ends_with_client:
                 task.cancel()
             raise
@@ -292,42 +294,42 @@ class McpGuard:
 
 
 class _Exchange:
-    """One call on its way to the server, and what comes back of it."""
+    """One call to the server and what comes back."""
 
     def __init__(self, asked: _mcp.Request, send: Send, wait_s: float | None) -> None:
         self.asked = asked
         self._send = send
         self._wait_s = wait_s
-        self.heard: asyncio.Queue[bytes | None] = asyncio.Queue()
-        """Events of the server as they came; ``None`` after the last."""
+        self.events: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """Server events as received; ``None`` after the last."""
         self._taken = asyncio.Event()
-        self._left = False
+        self._detached = False
         self.head: tuple[int, Headers] | None = None
-        """Status and headers of the server's response, if it was asked."""
+        """Status and headers of the server's response, if the call was sent."""
         self.answered = False
-        """Whether the answer was among the events."""
-        self.whole: bytes | None = None
-        """The body, if it did not come as events."""
-        self.told = Told()
-        """Who answered it, if not the server."""
+        """Whether the events included the answer."""
+        self.body: bytes | None = None
+        """The body, if it was not an event stream."""
+        self.origin = AnswerOrigin()
+        """Where the answer came from, if not from the server."""
         self._response: Any = None
 
-    def leave(self) -> None:
-        """Nobody takes the events any more."""
-        self._left = True
+    def detach(self) -> None:
+        """Stop queueing events: nobody reads them any more."""
+        self._detached = True
         self._taken.set()
 
-    async def _tell(self, event: bytes) -> None:
-        """Give the client an event; a slow one slows its server down."""
-        if self._left:
+    async def _forward(self, event: bytes) -> None:
+        """Queue an event for the client; a slow client slows down the server."""
+        if self._detached:
             return
-        self.heard.put_nowait(event)
-        while self.heard.qsize() > _MOST_HEARD and not self._left:
+        self.events.put_nowait(event)
+        while self.events.qsize() > _MAX_QUEUED and not self._detached:
             self._taken.clear()
             await self._taken.wait()
 
     async def run(self, params: dict[str, Any]) -> Any:
-        """Ask the server; what it answers is the outcome of the call."""
+        """Send the call to the server; its answer is the outcome."""
         self.notices = Notices()
         async with asyncio.timeout(self._wait_s):
             self._response = await self._send(None)
@@ -339,10 +341,12 @@ class _Exchange:
 
     async def _read(self) -> Any:
         response = self._response
-        headers = [(name, value) for name, value in passed_on(response.headers.raw) if name != b"content-encoding"]
+        headers = [
+            (name, value) for name, value in end_to_end_headers(response.headers.raw) if name != b"content-encoding"
+        ]
         if response.status_code >= 400:
-            self.head, self.whole = (response.status_code, headers), await _whole(response)
-            error = _error_in(self.whole)
+            self.head, self.body = (response.status_code, headers), await _whole(response)
+            error = _error_in(self.body)
             if error is not None and error.get("code") in _mcp.UNEXECUTED:
                 raise DidNotHappen(str(error.get("message", "")))
             import httpx
@@ -350,18 +354,18 @@ class _Exchange:
             text = f"The server answered {response.status_code}."
             raise httpx.HTTPStatusError(text, request=httpx.Request("POST", "http://upstream"), response=response)
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            self.head, self.whole = (response.status_code, headers), await _whole(response)
-            return value_of(_mcp.parsed(self.whole))
+            self.head, self.body = (response.status_code, headers), await _whole(response)
+            return value_of(_mcp.parsed(self.body))
         self.head = (response.status_code, headers)
         return await self._follow()
 
     async def _follow(self) -> Any:
-        """The answer in an event stream. One that ends before it goes on where it ended, if the server offers that."""
+        """Read the answer from an event stream; a stream that ends early is resumed if the server supports it."""
         last, pause = "", _PAUSE_S
         while True:
             async for event in _events(self._response):
                 message = _mcp.message_of(event)
-                await self._tell(event)
+                await self._forward(event)
                 if _mcp.answers(message, self.asked):
                     self.answered = True
                     return value_of(message)
@@ -380,9 +384,9 @@ class _Exchange:
                 raise ConnectionResetError("The server ended the stream without an answer, and does not go on with it.")
 
     async def deliver(self, task: asyncio.Task[Given], answer: Reply) -> Callable[[], Awaitable[None]]:
-        """Give the client what comes, up to the last byte; what is returned writes that."""
+        """Send the client everything but the last byte; the returned function sends that."""
         begun = False
-        while (event := await self.heard.get()) is not None:
+        while (event := await self.events.get()) is not None:
             self._taken.set()
             if not begun:
                 begun = True
@@ -392,14 +396,14 @@ class _Exchange:
         failure = task.exception()
         if begun and self.answered:
             return answer.finish
-        if self.head is not None and self.whole is not None:  # this very call asked the server
+        if self.head is not None and self.body is not None:  # this call itself reached the server
             status, headers = self.head
             await answer.start(status, headers, {})
-            await answer.chunk(self.whole)
+            await answer.chunk(self.body)
             return answer.finish
         message = given_again(task.result(), self.asked) if failure is None else unknown(failure, self.asked)
         message = {"jsonrpc": "2.0", "id": self.asked.id, **message}
-        recorded = [(_mcp.notice_for(notice, self.asked), gap) for notice, gap in self.told.notices]
+        recorded = [(_mcp.notice_for(notice, self.asked), gap) for notice, gap in self.origin.notices]
         notices = [(notice, gap) for notice, gap in recorded if notice is not None]
         if not begun:
             kind = b"text/event-stream" if notices else b"application/json"
@@ -413,7 +417,7 @@ class _Exchange:
 
 
 def value_of(message: Any) -> Any:
-    """What is kept of an answer: the result, or the error of the protocol."""
+    """What is recorded of an answer: the result or the JSON-RPC error."""
     if not isinstance(message, dict) or ("result" not in message and "error" not in message):
         raise ConnectionResetError("The server gave no answer.")
     error = message.get("error")
@@ -426,7 +430,7 @@ def value_of(message: Any) -> Any:
 
 
 def given_again(given: Given, asked: _mcp.Request) -> dict[str, Any]:
-    """An answer that was kept, as the answer of another request."""
+    """A recorded answer as the answer to another request."""
     if not given.ok:
         return _failed(asked, given.code, given.message, given.question)
     if isinstance(given.value, dict) and ERROR in given.value:
@@ -436,7 +440,7 @@ def given_again(given: Given, asked: _mcp.Request) -> dict[str, Any]:
 
 
 def unknown(failure: BaseException, asked: _mcp.Request) -> dict[str, Any]:
-    """The answer of a call that failed on its way; an error of ours is raised."""
+    """The answer to a call that failed in transit; our own errors are raised."""
     if isinstance(failure, AntiphonError):
         raise failure
     notes = " ".join(getattr(failure, "__notes__", ()))
@@ -448,13 +452,13 @@ def unknown(failure: BaseException, asked: _mcp.Request) -> dict[str, Any]:
 
 
 def _failed(asked: _mcp.Request, code: str, text: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A call without a result, in words that a model reads."""
+    """A failed call as a tool result, worded for a model."""
     meta = {OUTCOME: code} if question is None else {OUTCOME: code, _mcp.APPROVAL: question}
     return {"result": asked.result(content=[{"type": "text", "text": text}], isError=True, _meta=meta)}
 
 
 def identity_of(header: str | None, asked: _mcp.Request, names: Sequence[str] = (CALL_ID,)) -> str | None:
-    """What the client calls the call by; never the id of the message, which belongs to one delivery."""
+    """The identity that the client gives the call; never the JSON-RPC id, which identifies one delivery."""
     given: Any = header
     if given is None:
         given = first_of(asked.params.get("_meta"), names)
@@ -466,11 +470,11 @@ def identity_of(header: str | None, asked: _mcp.Request, names: Sequence[str] = 
 
 
 def scope_of(request: Request, asked: _mcp.Request) -> str:
-    """What a key is good for: client, account, run or session, server, tool and leg of an exchange."""
+    """The scope of a key: client, account, run or session, server, tool and leg of an exchange."""
     named = request.named
     parts = [
         request.client,
-        sorted((name, value) for name, value in named.items() if _says_who(name)),
+        sorted((name, value) for name, value in named.items() if _identifies_account(name)),
         request.run if request.run is not None else named.get("mcp-session-id", ""),
         request.run is None,
         request.upstream.name,
@@ -482,27 +486,27 @@ def scope_of(request: Request, asked: _mcp.Request) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _says_who(header: str) -> bool:
-    """Whether the value of a header names or proves the account that calls."""
+def _identifies_account(header: str) -> bool:
+    """Whether a header identifies or authenticates the calling account."""
     field = classify(header)
     return (field is not None and field.mode == "secret") or _ACCOUNT.search(header) is not None
 
 
 def _is_form(kind: str, body: bytes) -> bool:
-    """Whether a body is the form that its type says, and so no message for a server that does not look at the type."""
+    """Whether a body really is a form, so that a server that ignores the content type cannot take it for a message."""
     if kind.startswith("multipart/"):
         return body.lstrip().startswith(b"--")
     return kind.startswith("application/x-www-form-urlencoded") and b"{" not in body
 
 
 def digest_of(value: Any) -> str:
-    """What two equal calls have in common."""
+    """A digest that is the same for equal calls."""
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def checked(body: bytes) -> _mcp.Request | None:
-    """The request in a message of a client; ``None`` for an answer. What cannot be read is not passed on: a server
-    that reads it all the same would make a call that nobody guards."""
+    """The request in a client's message; ``None`` for a response. Unreadable messages are refused: a server that can
+    read them would make an unguarded call."""
     message = _mcp.parsed(body)
     if message is None:
         raise _malformed(PARSE_ERROR, "The message is no JSON.")
@@ -536,7 +540,7 @@ def _malformed(code: int, text: str, place: Any = None) -> Refused:
 
 
 def check_headers(request: Request, asked: _mcp.Request) -> None:
-    """In the newest revision the headers repeat the body: a request that contradicts itself is not passed on."""
+    """Refuse a request whose headers contradict its body; in the newest revision they repeat it."""
     named = request.named
     if named.get("mcp-protocol-version", "") < _mcp.NEWEST:
         return
@@ -554,7 +558,7 @@ def check_headers(request: Request, asked: _mcp.Request) -> None:
 
 
 def _plain(text: str) -> str | None:
-    """A header's text, also if it is written in base64; ``None`` if that cannot be read."""
+    """The text of a header, decoded if it is base64; ``None`` if it cannot be decoded."""
     found = _SENTINEL.fullmatch(text)
     if found is None:
         return text
@@ -566,7 +570,7 @@ def _plain(text: str) -> str | None:
 
 
 async def _events(response: Any) -> AsyncIterator[bytes]:
-    """The events of a stream, each as it came, as soon as it is complete."""
+    """The raw events of a stream, each as soon as it is complete."""
     reader = _mcp.EventReader()
     async for chunk in response.aiter_bytes():
         for event in reader.feed(chunk):
@@ -591,7 +595,7 @@ def _error_in(body: bytes) -> dict[str, Any] | None:
 
 
 class Notices:
-    """What a server tells while a call runs, written into the run of the call."""
+    """The server's notifications during a call, recorded in its run."""
 
     def __init__(self) -> None:
         site, scope = running_site(), current_scope()
@@ -601,7 +605,7 @@ class Notices:
         self._left = _mcp.MOST_NOTICES
 
     def add(self, message: Any) -> None:
-        """Note a message of the server, unless it is a question."""
+        """Add a server message, unless it is a request."""
         if self._chunks is not None and self._left and _mcp.is_notice(message):
             now = time.monotonic()
             self._chunks.add(message, (now - self._last) * 1000)
@@ -609,7 +613,7 @@ class Notices:
             self._left -= 1
 
     async def write(self) -> None:
-        """Write them, before the end of the call is written."""
+        """Write them, before the end of the call."""
         if self._chunks is None or self._scope is None or self._scope.write_async is None:
             return
         rows = self._chunks.rest()

@@ -1,4 +1,4 @@
-"""What an operator says about single tools and clients, and how calls to an upstream that fails are held back."""
+"""Rules for single tools, identity fields, deadlines, and circuit breakers for failing upstreams."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from antiphon.errors import InvalidInput
 RESERVED_META = "io.modelcontextprotocol/"
 _NO_IDENTITY = frozenset({"progresstoken", "traceparent", "tracestate", "baggage", "clientinfo"})
 _META_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
-_MOST_BREAKERS = 1000
+_MAX_BREAKERS = 1000
 
 
 class ToolRule(NamedTuple):
-    """How the calls of a tool are treated."""
+    """How calls to a tool are handled."""
 
     window_s: float
-    """Seconds for which a lost answer waits for an equal call."""
+    """Seconds for which a lost answer is kept for an equal call."""
     read: bool = False
-    """Whether repeating it is harmless: it ends with its client, and equal calls run each."""
+    """Whether repeating it is harmless: it is cancelled with its client, and equal calls all run."""
     on_disconnect: Literal["detach", "cancel"] = "detach"
     guard_handed_over: bool = False
-    """Whether an answer that was written in full but not confirmed answers the next equal call, too."""
+    """Whether an answer that was fully written but not confirmed also answers the next equal call."""
     approve: str | None = None
-    """By which policy a person must approve a call first: ``always``, or one of ``antiphon.toml``."""
+    """The approval policy for its calls: ``always``, or one from ``antiphon.toml``."""
 
     @property
     def ends_with_client(self) -> bool:
@@ -36,12 +36,12 @@ class ToolRule(NamedTuple):
 
 
 class ToolRules:
-    """The rules of ``--tool SERVER/TOOL:OPTIONS``; later ones stand above earlier ones."""
+    """The rules from ``--tool SERVER/TOOL:OPTIONS``; later ones override earlier ones."""
 
     def __init__(
         self, texts: Iterable[str] = (), *, window_s: float, policies: Collection[str] = (), one_server: bool = False
     ) -> None:
-        """*policies* are those that ``approve=NAME`` may name. With *one_server* rules are ``TOOL:OPTIONS``."""
+        """``approve=NAME`` may name one of *policies*. With *one_server*, rules are ``TOOL:OPTIONS``."""
         self._one_server = one_server
         self._default = ToolRule(window_s)
         self._rules = [self._read(text) for text in texts]
@@ -54,7 +54,7 @@ class ToolRules:
                 )
 
     def of(self, server: str, tool: str) -> ToolRule:
-        """The rule of a tool."""
+        """The rule for a tool."""
         found, name = self._default, tool if self._one_server else f"{server}/{tool}"
         for pattern, fields in self._rules:
             if fnmatchcase(name, pattern):
@@ -86,7 +86,7 @@ class ToolRules:
 
 
 def identity_keys(given: Iterable[str]) -> tuple[str, ...]:
-    """The fields of ``_meta`` that an operator takes for the identity of a call."""
+    """The validated ``_meta`` fields that identify a call."""
     keys = tuple(given)
     for key in keys:
         if not _META_KEY.fullmatch(key) or key.startswith(RESERVED_META) or key.lower() in _NO_IDENTITY:
@@ -98,24 +98,24 @@ def identity_keys(given: Iterable[str]) -> tuple[str, ...]:
 
 
 class Breakers:
-    """One breaker per upstream and model: one that is dead is refused for a while, and the others are not."""
+    """One circuit breaker per upstream and model, so that one failing model does not block the others."""
 
     def __init__(self, policy: BreakerPolicy | None, monotonic: Callable[[], float]) -> None:
-        """Without a policy nothing is refused."""
+        """Without a policy, every call is allowed."""
         self._policy = policy
         self._now = monotonic
         self._known: dict[tuple[str, str], Breaker] = {}
 
-    async def around(
+    async def guard(
         self, place: tuple[str, str], send: Callable[[], Any], refused: Callable[[Refusal], Exception]
     ) -> Any:
-        """The response that *send* gets; *refused* makes the exception of a call that is not made."""
+        """Return the response from *send*; if the breaker is open, raise what *refused* returns instead."""
         policy = self._policy
         if policy is None:
             return await send()
         breaker = self._known.get(place)
         if breaker is None:
-            if len(self._known) >= _MOST_BREAKERS:
+            if len(self._known) >= _MAX_BREAKERS:
                 self._known.pop(next(iter(self._known)))
             breaker = self._known[place] = Breaker(policy)
         permit = breaker.permit(self._now())
@@ -133,13 +133,13 @@ class Breakers:
             raise
         if response.status_code >= 500:
             breaker.failure(permit, self._now())
-        else:  # also a rate limit, which may be that of one account: its client is told when to come back
+        else:  # includes 429: the limit may be that of one account, whose client is told when to retry
             breaker.success(permit, self._now())
         return response
 
 
 def deadline_of(text: str | None, most: float) -> float | None:
-    """The seconds of ``Antiphon-Deadline``, if the client gives any."""
+    """The value of ``Antiphon-Deadline`` in seconds, at most *most*, if the client sent it."""
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text) or not float(text):
@@ -148,5 +148,5 @@ def deadline_of(text: str | None, most: float) -> float | None:
 
 
 def first_of(meta: Any, keys: Sequence[str]) -> Any:
-    """The first of these fields that ``_meta`` has."""
+    """The value of the first of *keys* that ``_meta`` has."""
     return next((meta[key] for key in keys if meta.get(key) is not None), None) if isinstance(meta, dict) else None

@@ -1,4 +1,4 @@
-"""The runs of a proxy: named by clients, recorded, or answered from a recording."""
+"""The proxy's runs: named by clients, and recorded or answered from a recording."""
 
 from __future__ import annotations
 
@@ -35,48 +35,48 @@ log: logging.Logger = logging.getLogger("antiphon.proxy")
 Mode = Literal["record", "replay", "record-new", "live"]
 UNNAMED = "proxy"
 """The run of requests that name none."""
-_MOST_RUNS = 1000
-_TOLD = 100
+_MAX_RUNS = 1000
+_MAX_LISTED = 100
 
 
 def run_name(text: str) -> str:
-    """*text*, if clients can call a run so."""
+    """*text* if it is a valid run name."""
     if not NAME.fullmatch(text):
         raise InvalidInput("The name of a run has 1 to 128 ASCII letters, digits and . _ ~ -", path="Antiphon-Run")
     return text
 
 
-class Told:
-    """Who answered a request: ``live`` or ``recording``; and what the recording has besides the answer."""
+class AnswerOrigin:
+    """Where an answer came from, ``live`` or ``recording``, and the notices recorded with it."""
 
     def __init__(self) -> None:
         self.source: str = "live"
         self.notices: list[tuple[Any, float]] = []
-        """Messages that came before the answer, each with the pause before it in ms."""
+        """Messages that preceded the answer, each with the pause before it in ms."""
 
-    def by(self, answer: Answer) -> None:
-        """The recording gave *answer*."""
+    def set_recorded(self, answer: Answer) -> None:
+        """Note that *answer* came from the recording."""
         self.source = "recording"
         gaps = answer.meta.get("gapsMs", ())
         self.notices = list(zip_longest(answer.chunks or (), gaps[: len(answer.chunks or ())], fillvalue=0.0))
 
 
-told: ContextVar[Told | None] = ContextVar("antiphon_proxy_told", default=None)
-"""For the request of this context."""
+answer_origin: ContextVar[AnswerOrigin | None] = ContextVar("antiphon_proxy_answer_origin", default=None)
+"""Of the request handled in this context."""
 
 
-def _tell(answer: Answer) -> Answer:
-    request = told.get()
-    if request is not None:
-        request.by(answer)
+def _note_origin(answer: Answer) -> Answer:
+    origin = answer_origin.get()
+    if origin is not None:
+        origin.set_recorded(answer)
     return answer
 
 
 class Form(NamedTuple):
-    """What tells recorded calls of the same key apart."""
+    """What distinguishes recorded calls with the same key."""
 
     streams: bool | None = None
-    """Whether the answer is one to a request for a stream; ``None`` where that is not known, or means nothing."""
+    """Whether the request asked for a stream; ``None`` if unknown or not applicable."""
     variant: str | None = None
 
 
@@ -89,18 +89,18 @@ def _form_of(recording: Recording, call: RecordedCall) -> Form:
 
 
 class ByContent:
-    """The calls of a recording by what they ask, wherever they stand: clients of a proxy have no lanes.
+    """The calls of a recording by content, whatever their position: clients of a proxy have no lanes.
 
-    The first equal request gets the first recorded answer, the second the second. None is given twice. A stream
-    answers a stream only. Of calls that only their variant tells apart, one of the same variant comes first.
+    The first equal request gets the first recorded answer, the second the second; none is used twice. A recorded stream
+    only answers a request for a stream. Among calls that differ only in their variant, the same variant is preferred.
     """
 
     def __init__(self, recording: Recording, *, finished: bool = False) -> None:
-        """Only calls that have an outcome, if they are to be *finished*."""
+        """With *finished*, only calls that have an outcome."""
         self._recording = recording
         self._calls: dict[tuple[str, str], list[RecordedCall]] = {}
         self._left: dict[tuple[str, str], dict[Form, deque[RecordedCall]]] = {}
-        """The same by form, for what was asked: that is in their events."""
+        """The unused calls by form, built on first use because the form must be read from their events."""
         self._unasked = 0
         for call in sorted(recording.calls.values(), key=lambda found: found.started):
             if call.finished is not None or not finished:
@@ -121,7 +121,7 @@ class ByContent:
         return _form_of(self._recording, found)
 
     def take(self, call: Invocation) -> RecordedCall | None:
-        """The next recorded call that is equal."""
+        """Take the next equal recorded call."""
         fitting = [(form, left) for form, left in self._equal(call).items() if left and _fits(form, call)]
         if len(fitting) > 1:
             variant = variant_digest(call.arguments)
@@ -130,17 +130,17 @@ class ByContent:
             return None
         _, left = min(fitting, key=lambda one: one[1][0].started)
         found = left[0]
-        if self._recording.find(found.lane, found.name, found.digest, found.nth) is None:  # another credential
+        if self._recording.find(found.lane, found.name, found.digest, found.nth) is None:  # from another credential
             return None
         self._unasked -= 1
         return left.popleft()
 
     def other(self, call: Invocation) -> RecordedCall | None:
-        """A recorded call that is equal but for the form of its answer."""
+        """An equal recorded call whose answer has another form."""
         return next((left[0] for form, left in self._equal(call).items() if left and not _fits(form, call)), None)
 
     def unasked(self) -> int:
-        """How many recorded calls nobody has asked for."""
+        """The number of recorded calls that have not been requested."""
         return self._unasked
 
 
@@ -148,8 +148,8 @@ def _fits(form: Form, call: Invocation) -> bool:
     return form.streams is None or form.streams == call.stream
 
 
-class Replaying(StrictInvoker):
-    """Answers from the recording, whatever the order; there is nothing behind it."""
+class UnorderedInvoker(StrictInvoker):
+    """Answers from the recording only, in any order."""
 
     by_content: ByContent | None = None
 
@@ -165,7 +165,7 @@ class Replaying(StrictInvoker):
         return found
 
     def _answer(self, call: Invocation, found: RecordedCall) -> Answer:
-        return _tell(super()._answer(call, found))
+        return _note_origin(super()._answer(call, found))
 
 
 def _of_other_form(call: Invocation, found: RecordedCall) -> DivergenceFound:
@@ -176,10 +176,10 @@ def _of_other_form(call: Invocation, found: RecordedCall) -> DivergenceFound:
     return DivergenceFound("miss", site.lane, site.index, None, "this model request", fields, found.started, note)
 
 
-class KnownFirst:
-    """Answers what the recording knows; the rest goes to the upstream, except for tools that *reviewed* blocks (K6).
+class RecordedFirst:
+    """Answers from the recording if it can; other calls go upstream, except for tools that *reviewed* blocks (K6).
 
-    A call that the recording has no outcome of is not known.
+    A recorded call without an outcome cannot answer.
     """
 
     def __init__(self, recording: Recording, *, realtime: bool, reviewed: Mapping[str, bool]) -> None:
@@ -199,15 +199,15 @@ class KnownFirst:
         if found is not None:
             if self.estimates is not None:
                 self.estimates.given.add(call.site.call)
-            return _tell(self._recording.answer(found, realtime=self._realtime))
+            return _note_origin(self._recording.answer(found, realtime=self._realtime))
         blocked = call.kind != "llm" and reviewed_as(call.name, self._reviewed) is False
-        told = self.blocked if blocked else self.new
-        if len(told) < _TOLD:
-            told.append(f"{call.kind} {call.name}")
+        listed = self.blocked if blocked else self.new
+        if len(listed) < _MAX_LISTED:
+            listed.append(f"{call.kind} {call.name}")
         if not blocked:
             return None
         text = f"{block_message(call.name)}: side_effects.yaml says false. It was not called."
-        if call.kind != "tool":  # a plain message: its result is not ours to invent
+        if call.kind != "tool":  # a plain message: we cannot make up its result
             raise ReplayBlocked(text)
         return Answer("error", error={"code": ReplayBlocked.code, "message": text}, source="blocked")
 
@@ -218,8 +218,8 @@ class KnownFirst:
         return fresh()
 
 
-class Counted:
-    """How many calls are written in a run."""
+class CallCounter:
+    """Counts the calls recorded in a run."""
 
     def __init__(self, scope: RunScope) -> None:
         self.calls: int = 0
@@ -237,7 +237,7 @@ class Counted:
 
 
 class OpenRun:
-    """One run that requests are recorded in or answered from."""
+    """An open run that records or answers requests."""
 
     def __init__(self, name: str, mode: Mode, run: Run, recording: Recording | None, invoker: Any) -> None:
         self.name = name
@@ -248,13 +248,13 @@ class OpenRun:
         self.misses: list[dict[str, Any]] = []
         self.missed: int = 0
         self._invoker = invoker
-        self._written = Counted(run.scope)
+        self._written = CallCounter(run.scope)
         self.estimates: Estimates | None = None
-        """Where the cost of runs is limited."""
+        """Set if the cost of runs is limited."""
 
     @property
     def cost(self) -> float:
-        """What its calls have cost, where that is counted."""
+        """The cost of its calls so far, or 0 if cost is not tracked."""
         guard = self.scope.gateway_state.get("loop")
         return 0.0 if guard is None else float(guard.loop.cost)
 
@@ -262,15 +262,15 @@ class OpenRun:
     def scope(self) -> RunScope:
         return self.run.scope
 
-    def missed_one(self, error: AntiphonError) -> None:
-        """Note a request that the recording does not have."""
+    def note_miss(self, error: AntiphonError) -> None:
+        """Note a request that the recording cannot answer."""
         self.missed += 1
-        if len(self.misses) < _TOLD:
-            told = error.data.get("divergence")
-            self.misses.append(told if isinstance(told, dict) else {"message": error.message})
+        if len(self.misses) < _MAX_LISTED:
+            divergence = error.data.get("divergence")
+            self.misses.append(divergence if isinstance(divergence, dict) else {"message": error.message})
 
     def report(self) -> dict[str, Any]:
-        """What became of the requests so far."""
+        """A report on the requests so far."""
         found: dict[str, Any] = {
             "name": self.name,
             "run": self.run.id,
@@ -289,19 +289,19 @@ class OpenRun:
                 found["cost"] = self.cost
             if self.estimates is not None and self.estimates.answers:
                 found["estimated"] = self.estimates.answers
-        if isinstance(self._invoker, KnownFirst):
+        if isinstance(self._invoker, RecordedFirst):
             assert self.recording is not None
             found |= {"source": self.recording.manifest.id, "new": self._invoker.new, "blocked": self._invoker.blocked}
         return found
 
-    def leave_streams(self) -> None:
-        """Write the end of streams that nobody reads any more."""
-        for leave in tuple(self.scope.streams.values()):
+    def end_streams(self) -> None:
+        """Record the end of abandoned streams."""
+        for end in tuple(self.scope.streams.values()):
             with contextlib.suppress(AntiphonError):
-                leave()
+                end()
 
     def end(self) -> None:
-        """Write the end of a run that is recorded; requests that are under way come behind it."""
+        """Record the end of the run; requests still in flight are recorded after it."""
         if self.mode != "replay":
             self.run.end(None, None)
 
@@ -320,11 +320,11 @@ class Runs:
         return iter(tuple(self._open.values()))
 
     def get(self, client: str, name: str) -> OpenRun | None:
-        """The run if it is open."""
+        """The run, if it is open."""
         return self._open.get((client, name))
 
     async def open(self, client: str, name: str | None) -> OpenRun:
-        """The run of that name, opened with its first request."""
+        """The run of that name, opened on its first request."""
         if name is None and self.mode == "replay":
             raise InvalidInput(
                 "A replay needs the name of a run.",
@@ -335,16 +335,16 @@ class Runs:
         found = self._open.get(place)
         if found is not None:
             return found
-        if len(self._open) >= _MOST_RUNS:
-            raise InvalidInput(f"{_MOST_RUNS} runs are open.", hint="End some: DELETE /run/NAME")
+        if len(self._open) >= _MAX_RUNS:
+            raise InvalidInput(f"{_MAX_RUNS} runs are open.", hint="End some: DELETE /run/NAME")
         async with self._locks.setdefault(place, asyncio.Lock()):
             found = self._open.get(place)
             if found is None:
-                found = self._open[place] = await _aside(self._begin, place[1])
+                found = self._open[place] = await _in_thread(self._begin, place[1])
         return found
 
     def check_cost(self, run: OpenRun, model: str) -> None:
-        """Refuse a model call of a run that has cost what it may (``[loop] max_cost``, by ``[prices]``)."""
+        """Refuse a model call once the run has reached ``[loop] max_cost``, computed from ``[prices]``."""
         most = self._app.config.loop.max_cost
         if most is None or run.mode == "replay":
             return
@@ -358,26 +358,26 @@ class Runs:
             raise Refused(429, "cost_limit", text)
 
     async def end(self, client: str, name: str) -> dict[str, Any]:
-        """End the run; the next request of that name opens another."""
+        """End the run; the next request with that name opens a new one."""
         found = self._open.pop((client, name), None)
         self._locks.pop((client, name), None)
         if found is None:
             raise NotFound(f"No run {name!r} is open here.")
-        await _aside(found.end)
+        await _in_thread(found.end)
         await found.run._recorder.close()
         return found.report()
 
     async def end_all(self) -> list[dict[str, Any]]:
-        """End every run, at the end of the proxy, when there are no clients any more."""
+        """End every run on shutdown, when no clients are left."""
         for found in self:
-            await _aside(found.leave_streams)
+            await _in_thread(found.end_streams)
         return [await self.end(*place) for place in tuple(self._open)]
 
     def _begin(self, name: str) -> OpenRun:
         app, mode = self._app, self.mode
         if mode == "replay":
             replayed = load_recording(app, self._recorded(name))
-            result, run = watched(app, replayed, realtime=self._realtime, answering=Replaying)
+            result, run = watched(app, replayed, realtime=self._realtime, answering=UnorderedInvoker)
             return OpenRun(name, mode, run, replayed, result.invoker)
         earlier: RunManifest | None = None
         if mode == "record-new":
@@ -385,11 +385,11 @@ class Runs:
                 earlier = self._recorded(name)
             name = name if earlier is None else earlier.name
         run = app.run(name, like=earlier, tags={"via": "proxy"})
-        invoker: KnownFirst | None = None
+        invoker: RecordedFirst | None = None
         recording = None if earlier is None else load_recording(app, earlier)
         if recording is not None:
             reviewed = _reviewed(recording.manifest.entry)
-            run.scope.invoker = invoker = KnownFirst(recording, realtime=self._realtime, reviewed=reviewed)
+            run.scope.invoker = invoker = RecordedFirst(recording, realtime=self._realtime, reviewed=reviewed)
         opened = OpenRun(name, mode, run, recording, invoker)
         if app.config.prices and app.config.loop.max_cost is not None:
             opened.estimates = Estimates(run)
@@ -399,7 +399,7 @@ class Runs:
         return opened
 
     def _recorded(self, name: str) -> RunManifest:
-        """The newest recorded run of that name, or the one with that id."""
+        """The newest recorded run with that name, or the run with that id."""
         for found in all_runs(self._app, name=name):
             if found.source_run is None:
                 return found
@@ -407,13 +407,13 @@ class Runs:
 
 
 def _reviewed(entry: str | None) -> Mapping[str, bool]:
-    """What a person has decided about side effects; a file that is not reviewed yet blocks nothing, and says so."""
+    """The reviewed side effects; a file that has not been reviewed blocks nothing and logs a warning."""
     known = side_effects.read(side_effects.file_of(entry))
     if known is not None and not known.done:
         log.warning("%s is not reviewed (done: false): record-new blocks no tool", known.path)
     return known.tools if known is not None and known.done else {}
 
 
-async def _aside(work: Callable[..., Any], *args: Any) -> Any:
-    """Work with the store that would hold up other requests; it belongs to no run."""
+async def _in_thread(work: Callable[..., Any], *args: Any) -> Any:
+    """Run blocking store work in a thread, outside of any run."""
     return await asyncio.get_running_loop().run_in_executor(None, lambda: Context().run(work, *args))

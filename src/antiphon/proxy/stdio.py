@@ -1,4 +1,4 @@
-"""Between an MCP client and its server on standard input and output: messages are recorded, replayed and guarded."""
+"""An MCP proxy on stdio: records, replays and guards the messages between a client and its server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import Refused
 from antiphon.proxy.mcp import INVALID_REQUEST, McpGuard, Notices, checked, digest_of, given_again, unknown, value_of
 from antiphon.proxy.options import ToolRules
-from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, run_name, told
+from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin, run_name
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -32,17 +32,17 @@ LONGEST_LINE = _mcp.LARGEST
 INTERNAL_ERROR = -32603
 _CLIENT = "stdio"
 _ORDER_S = 1.0
-"""How long a message waits for the call before it to be on its way."""
+"""How long a message waits for the previous call to be sent."""
 _END_S = 10.0
-"""How long a server may take to end when its input has ended …"""
+"""How long a server may take to exit after its stdin was closed …"""
 _STOP_S = 0.5
-"""… and from then on if a signal asks for the end: clients wait for 2 seconds before they kill."""
+"""… and how much longer once we receive a signal: clients wait 2 seconds before they kill us."""
 _SIGNAL_S = 1.0
-"""How long it may take to end after a signal of ours."""
+"""How long it may take to exit after we signal it."""
 
 
 class Wrapped:
-    """One server process, or in a replay none, and its client."""
+    """One client and its server process; a replay has no process."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Wrapped:
         like: Sequence[str] = (),
         write: Callable[[bytes], None],
     ) -> None:
-        """*tools* are rules, ``TOOL:OPTIONS``; *write* gives one line to the client.
+        """*tools* are rules, ``TOOL:OPTIONS``; *write* sends one line to the client.
 
-        The identity of a call is good for servers of that name; with a command that they are *like*, only for these.
+        Call identities are scoped to the server name and, if given, to the command *like*.
         """
         self._server = server
         self._name = f"mcp-{server}" if run is None else run_name(run)
@@ -74,17 +74,17 @@ class Wrapped:
         self._stopping = asyncio.Event()
         self._run: OpenRun | None = None
         self._waiting: dict[Any, asyncio.Future[bytes]] = {}
-        """Guarded calls that the server has not answered."""
+        """Guarded calls awaiting the server's answer."""
         self._asked: dict[Any, Boundary] = {}
-        """Other requests that it has not answered."""
+        """Other requests awaiting its answer."""
         self._noting: dict[Any, Callable[[Any], None]] = {}
-        """What notes the messages that come before the answer to a request."""
+        """Callbacks that record the messages preceding the answer to a request."""
         self._tokens: dict[Any, Any] = {}
-        """Progress tokens, and the requests that they belong to."""
+        """Request ids by progress token."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, command: Sequence[str], lines: asyncio.Queue[bytes | None]) -> tuple[int, dict[str, Any]]:
-        """Pass messages on until the client has no more: the server's exit code, and what became of them."""
+        """Forward messages until the client closes its end; return the server's exit code and a report."""
         if self.runs.mode != "live":
             self._run = await self.runs.open(_CLIENT, self._name)
         reading: asyncio.Task[None] | None = None
@@ -103,14 +103,14 @@ class Wrapped:
         return code, report
 
     def stop(self) -> None:
-        """A signal asks for the end."""
+        """Begin to stop, after a signal."""
         self._stopping.set()
 
     async def _listen(self, lines: asyncio.Queue[bytes | None], ending: set[asyncio.Task[Any]]) -> None:
         while True:
             coming = asyncio.ensure_future(lines.get())
             await asyncio.wait({coming, *ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not coming.done():  # the server has ended, or has to
+            if not coming.done():  # the server has exited or must be stopped
                 coming.cancel()
                 return
             line = coming.result()
@@ -119,7 +119,7 @@ class Wrapped:
             await self._from_client(line)
 
     async def _close(self, reading: asyncio.Task[None] | None, stopping: asyncio.Task[Any]) -> int:
-        """The client is gone: let the server end, and settle what it has not answered."""
+        """After the client has gone, let the server exit and settle unanswered requests."""
         process = self._process
         if process is not None and reading is not None:
             process.stdin.close()
@@ -131,7 +131,7 @@ class Wrapped:
         return 0 if process is None else -signal.SIGKILL if process.returncode is None else int(process.returncode)
 
     async def _end(self, ended: asyncio.Future[Any], stopping: asyncio.Task[Any]) -> None:
-        """Wait until the server and all that write to its output have ended, and end them if they do not."""
+        """Wait until the server and everything writing to its stdout has exited; terminate them if need be."""
         await asyncio.wait({ended, stopping}, timeout=_END_S, return_when=asyncio.FIRST_COMPLETED)
         if stopping.done():
             await asyncio.wait({ended}, timeout=_STOP_S)
@@ -139,13 +139,13 @@ class Wrapped:
             if not ended.done():
                 self._signal(number)
                 await asyncio.wait({ended}, timeout=_SIGNAL_S)
-        if not ended.done():  # a process that has left the group holds the output
+        if not ended.done():  # a process outside the group still holds stdout
             ended.cancel()
             await asyncio.wait({ended})
             self._process._transport.close()
 
     def _signal(self, number: int) -> None:
-        """To the server and all that it has started; macOS does not permit it where only the dead are left."""
+        """Signal the server's process group; macOS raises ``PermissionError`` if only zombies are left."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
@@ -168,12 +168,12 @@ class Wrapped:
         except Refused as refused:
             self._write(orjson.dumps(refused.more["message"]) + b"\n")
             return
-        if asked is None or asked.id is None:  # a notification, or an answer to the server
+        if asked is None or asked.id is None:  # a notification or a response to the server
             await self._send(line)
             return
         if asked.id in self._waiting or asked.id in self._asked:
             text = f"The id {asked.id!r} belongs to a request that is not answered yet."
-            self._tell({"id": asked.id, "error": {"code": INVALID_REQUEST, "message": text}})
+            self._reply({"id": asked.id, "error": {"code": INVALID_REQUEST, "message": text}})
             return
         is_call = asked.method == "tools/call"
         try:
@@ -216,10 +216,10 @@ class Wrapped:
             return
         await boundary.give(answer)
         for message in answer.chunks or ():
-            self._tell_notice(message, asked)
+            self._reply_notice(message, asked)
         if answer.outcome == "error":
             message = str((answer.error or {}).get("message", ""))
-            self._tell({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": message}})
+            self._reply({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": message}})
         else:
             self._write(_mcp.content_of(answer, asked) + b"\n")
 
@@ -227,11 +227,11 @@ class Wrapped:
         spec = self._guard.spec(self._server, asked.params["name"])
         place = f"{self._scope}:{spec.name}"
         equal = f"{place}:{digest_of({name: value for name, value in asked.params.items() if name != '_meta'})}"
-        own = None if named is None else hashlib.sha256(named.encode()).hexdigest()  # it may be anything, a secret too
-        key = f"{place}:{own}" if own is not None else self._guard.waiting(equal) or f"{place}:{uuid7()}"
+        own = None if named is None else hashlib.sha256(named.encode()).hexdigest()  # it may be anything, even a secret
+        key = f"{place}:{own}" if own is not None else self._guard.unapproved_key(equal) or f"{place}:{uuid7()}"
         begun = asyncio.Event()
         heard: list[bytes] = []
-        by = Told()
+        origin = AnswerOrigin()
 
         async def body(params: dict[str, Any]) -> Any:
             future = self._waiting[asked.id] = asyncio.get_running_loop().create_future()
@@ -248,7 +248,7 @@ class Wrapped:
             return value_of(orjson.loads(heard[0]))
 
         async def made() -> Given:
-            told.set(by)
+            answer_origin.set(origin)
             place = Place(None, None, key=key)
             if self._run is not None:
                 self._run.scope.adopt()
@@ -268,13 +268,13 @@ class Wrapped:
                     answer = unknown(failure, asked)
                 finally:
                     if named is None:
-                        self._guard.told(equal, key, given, failed)
+                        self._guard.note_outcome(equal, key, given, failed)
                 if heard:
                     self._write(heard[0])
                 else:
-                    for message, _ in by.notices:
-                        self._tell_notice(message, asked)
-                    self._tell({"id": asked.id, **answer})
+                    for message, _ in origin.notices:
+                        self._reply_notice(message, asked)
+                    self._reply({"id": asked.id, **answer})
             except (AntiphonError, Refused) as error:
                 self._fail(asked, error)
             finally:
@@ -283,21 +283,21 @@ class Wrapped:
         task = asyncio.ensure_future(call())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        with contextlib.suppress(TimeoutError):  # messages reach the server in their order
+        with contextlib.suppress(TimeoutError):  # keep the order of messages to the server
             async with asyncio.timeout(_ORDER_S):
                 await begun.wait()
 
     def _fail(self, asked: _mcp.Request, error: Exception) -> None:
         if isinstance(error, ReplayMiss) and self._run is not None:
-            self._run.missed_one(error)
-        self._tell({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": f"antiphon: {error}"}})
+            self._run.note_miss(error)
+        self._reply({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": f"antiphon: {error}"}})
 
-    def _tell_notice(self, message: Any, asked: _mcp.Request) -> None:
+    def _reply_notice(self, message: Any, asked: _mcp.Request) -> None:
         notice = _mcp.notice_for(message, asked)
         if notice is not None:
             self._write(orjson.dumps(notice) + b"\n")
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _reply(self, message: dict[str, Any]) -> None:
         self._write(orjson.dumps({"jsonrpc": "2.0", **message}) + b"\n")
 
     # -- from the server -----------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class Wrapped:
         if isinstance(place, (str, int, float)):
             future = self._waiting.get(place)
             if future is not None and not future.done():
-                future.set_result(line)  # its call answers the client
+                future.set_result(line)  # the call itself answers the client
                 return
             boundary = self._asked.pop(place, None)
             if boundary is not None:
@@ -345,7 +345,7 @@ class Wrapped:
         self._tokens = {token: request for token, request in self._tokens.items() if request != place}
 
     def _note(self, message: dict[str, Any]) -> None:
-        """A pipe does not tell which call a message belongs to: progress has its token, the rest goes to the latest."""
+        """Assign a message to a call: progress by its token, anything else to the latest call, as stdio cannot tell."""
         params = message.get("params")
         token = params.get("progressToken") if isinstance(params, dict) else None
         place = self._tokens.get(token) if isinstance(token, (str, int)) else next(reversed(self._noting))
@@ -354,7 +354,7 @@ class Wrapped:
 
 
 def pump(source: BinaryIO, loop: asyncio.AbstractEventLoop) -> asyncio.Queue[bytes | None]:
-    """The lines of *source*, read by a thread that ends with the process."""
+    """The lines of *source*, read by a daemon thread."""
     lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def read() -> None:

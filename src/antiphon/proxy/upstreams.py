@@ -1,4 +1,4 @@
-"""Where the proxy sends requests to: a list that the operator gives, and nowhere else."""
+"""The upstreams that the proxy may reach: an allow-list set by the operator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MODELS = {
     "anthropic": "https://api.anthropic.com",
     "gemini": "https://generativelanguage.googleapis.com",
 }
-"""What is reached without being named."""
+"""Upstreams that need no configuration."""
 NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 RESERVED = frozenset({"run", "runs", "healthz"})
-_HOP = frozenset(
+_HOP_BY_HOP = frozenset(
     {
         b"connection",
         b"content-length",
-        b"expect",  # the body is here already
+        b"expect",  # the body has already been read
         b"host",
         b"keep-alive",
         b"proxy-authenticate",
@@ -33,9 +33,9 @@ _HOP = frozenset(
         b"upgrade",
     }
 )
-"""What belongs to one connection and is not passed on."""
-_READ = frozenset({b"gzip", b"deflate", b"identity"})
-"""Encodings of bodies that can be read wherever the proxy runs: what cannot be read cannot be recorded."""
+"""Headers that apply to one connection and are not forwarded."""
+_DECODABLE = frozenset({b"gzip", b"deflate", b"identity"})
+"""Content encodings that the proxy can always decode; it can only record what it can decode."""
 OURS = b"antiphon-"
 Headers = list[tuple[bytes, bytes]]
 
@@ -45,11 +45,11 @@ class Upstream(NamedTuple):
 
     name: str
     url: str
-    """Without a slash at its end."""
+    """Without a trailing slash."""
     mcp: bool = False
 
     def at(self, path: bytes, query: bytes) -> str:
-        """The address of *path*, which stays below the upstream's own."""
+        """The URL of *path*, which cannot escape the upstream's base URL."""
         for part in re.split(rb"[/\\]", unquote_to_bytes(path)):
             if part in (b".", b".."):
                 raise InvalidInput("A path has no '.' and '..' parts.", path="path")
@@ -58,7 +58,7 @@ class Upstream(NamedTuple):
 
 
 def upstreams(models: Iterable[str], servers: Iterable[str]) -> dict[str, Upstream]:
-    """The allow-list: the well-known providers, and what was given as ``name=URL``."""
+    """The allow-list: the well-known providers plus those given as ``name=URL``."""
     found = {name: Upstream(name, url) for name, url in MODELS.items()}
     for option, texts in (("--upstream", models), ("--mcp", servers)):
         for text in texts:
@@ -79,29 +79,31 @@ def upstreams(models: Iterable[str], servers: Iterable[str]) -> dict[str, Upstre
     return found
 
 
-def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """The headers of a message that go to the other side."""
+def end_to_end_headers(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The headers that are forwarded to the other side."""
     kept = [(name.lower(), value) for name, value in headers]
     named = {
         part.strip().lower() for name, value in kept if name == b"connection" for part in value.split(b",") if part
     }
     return [
-        (name, value) for name, value in kept if name not in _HOP and name not in named and not name.startswith(OURS)
+        (name, value)
+        for name, value in kept
+        if name not in _HOP_BY_HOP and name not in named and not name.startswith(OURS)
     ]
 
 
-def readable(headers: Headers) -> Headers:
-    """The headers of a request; of the encodings that its client knows only those that the proxy can read."""
+def with_readable_encodings(headers: Headers) -> Headers:
+    """The request headers, with ``Accept-Encoding`` reduced to encodings that the proxy can decode."""
     kept = [(name, value) for name, value in headers if name != b"accept-encoding"]
     if len(kept) == len(headers):
         return headers
     asked = [part for name, value in headers if name == b"accept-encoding" for part in value.split(b",")]
-    known = [part.strip() for part in asked if part.partition(b";")[0].strip().lower() in _READ]
+    known = [part.strip() for part in asked if part.partition(b";")[0].strip().lower() in _DECODABLE]
     return [*kept, (b"accept-encoding", b", ".join(known) or b"identity")]
 
 
-def first(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
-    """Headers by name, as texts; of several with one name the first."""
+def headers_by_name(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    """Headers by lower-case name, as text; the first of several with the same name."""
     found: dict[str, str] = {}
     for name, value in headers:
         found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))

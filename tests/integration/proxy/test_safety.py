@@ -18,7 +18,7 @@ from antiphon.cli import main
 from antiphon.errors import InvalidInput
 from antiphon.host.api_keys import KeyRing
 from antiphon.ports import Clock
-from antiphon.proxy.upstreams import Upstream, passed_on, upstreams
+from antiphon.proxy.upstreams import Upstream, end_to_end_headers, upstreams
 from antiphon.stores._adapters import AsyncFromSync
 from tests.fake_provider import FakeProvider, Reply
 from tests.integration.proxy.harness import serving
@@ -117,7 +117,9 @@ def test_the_list_of_upstreams_is_checked() -> None:
             upstreams([wrong], [])
     with pytest.raises(InvalidInput):
         Upstream("x", "http://a/b").at(b"/%2e%2E/c", b"")
-    kept = passed_on([(b"Connection", b"x-hop"), (b"X-Hop", b"1"), (b"Antiphon-Run", b"a"), (b"Accept", b"*/*")])
+    kept = end_to_end_headers(
+        [(b"Connection", b"x-hop"), (b"X-Hop", b"1"), (b"Antiphon-Run", b"a"), (b"Accept", b"*/*")]
+    )
     assert kept == [(b"accept", b"*/*")]
 
 

@@ -6,25 +6,25 @@ import asyncio
 
 import pytest
 
-from antiphon.proxy.clients import Gone, ended_by
+from antiphon.proxy.clients import ClientDisconnected, abort_on_disconnect
 
 
 def test_a_client_that_leaves_ends_the_block() -> None:
     async def served() -> None:
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        asyncio.get_running_loop().call_soon(gone.set_result, None)
-        async with ended_by(gone):
+        disconnect: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(disconnect.set_result, None)
+        async with abort_on_disconnect(disconnect):
             await asyncio.Event().wait()
 
-    with pytest.raises(Gone):
+    with pytest.raises(ClientDisconnected):
         asyncio.run(served())
 
 
 def test_one_that_leaves_at_the_end_of_the_block_does_not_end_what_follows() -> None:
     async def served() -> str:
-        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        async with ended_by(gone):
-            gone.set_result(None)
+        disconnect: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        async with abort_on_disconnect(disconnect):
+            disconnect.set_result(None)
         await asyncio.sleep(0)  # the news comes now
         await asyncio.sleep(0)
         return "done"

@@ -1,2 +1,2 @@
 CLOSING = "closing"
-"""In the state of an application: what it does when its server begins to end."""
+"""Key in the application state: the callback for the start of shutdown."""

@@ -38,8 +38,8 @@ log: logging.Logger = logging.getLogger("antiphon.host")
 access: logging.Logger = logging.getLogger("antiphon.access")
 
 SWITCH_S = 0.0001
-"""A thread that encodes a large document lets others go on after this, not after Python's 5 ms: a run of three events
-takes the interpreter some fifty times, in the event loop and after each statement of the store, and waits each time."""
+"""The interpreter's switch interval, in place of Python's 5 ms, while a thread encodes a large document: a run of three
+events takes the GIL some fifty times, in the event loop and after each store statement, and waits each time."""
 _LARGEST = 16 * 1024 * 1024
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -49,9 +49,9 @@ _HEADERS = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
 )
-"""Unless an answer says it for itself, as pages do."""
+"""Default headers; a response may set its own, as pages do."""
 _QUIET = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
-"""Asked for every few seconds."""
+"""Polled every few seconds, so logged at debug level."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
@@ -115,7 +115,7 @@ def routes(*, test_seams: bool) -> list[Route]:
 
 
 class Counters:
-    """Requests by method and status: few labels, whatever the paths are."""
+    """Request counts by method and status, which keeps the number of labels small."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -129,7 +129,7 @@ class Counters:
         self._seconds[known] += seconds
 
     def render(self) -> str:
-        """Prometheus' text format."""
+        """The counters in Prometheus text format."""
         name = f"{self._prefix}_http_requests_total"
         lines = [f"# HELP {name} Answered requests.", f"# TYPE {name} counter"]
         for (method, status), number in sorted(self._requests.items()):
@@ -143,7 +143,7 @@ class Counters:
 
 
 class Edge:
-    """Around every request: its id, security headers, counters, a line in the log, and room for other tenants."""
+    """Middleware for every request: id, security headers, counters, access log, and the limit per tenant."""
 
     def __init__(self, app: ASGIApp, counters: Counters) -> None:
         self.app = app
@@ -195,7 +195,7 @@ class Edge:
 
 @functools.cache
 def _trusted() -> Any:
-    """Whom outgoing connections trust; reading the certificates takes longer than a request."""
+    """The SSL context for outgoing connections, cached because loading the certificates is slow."""
     import httpx
 
     return httpx.create_ssl_context(trust_env=False)
@@ -204,10 +204,10 @@ def _trusted() -> Any:
 async def post(
     url: str, body: bytes, headers: Mapping[str, str], seconds: float, *, address: str | None = None
 ) -> tuple[int, bytes]:
-    """POST to a model provider or a subscriber, without retries, redirects or proxies: status and body of the answer.
+    """POST to a model provider or a subscriber without retries, redirects or proxies; return status and body.
 
-    With *address* the connection goes there, whatever the name in *url* resolves to by now; certificate and ``Host``
-    are still those of the name. A transport failure is an ``OSError``.
+    With *address*, connect to it whatever the name in *url* resolves to now; certificate and ``Host`` still use the
+    name. A transport failure is an ``OSError``.
     """
     try:
         import httpx
@@ -247,8 +247,8 @@ def create(
 ) -> Starlette:
     """The application; the host behind it starts and stops with the server.
 
-    One that does not *execute* is for looking and settling: it starts no run, makes no call, and resumes nothing.
-    *operator* is who has the key of the environment, for the audit log.
+    If it does not *execute*, it only shows and settles: it starts no runs, makes no calls and resumes nothing.
+    *operator* names whoever holds the key from the environment, for the audit log.
     """
     base = app or Antiphon(config)
     settings = base.config.host
@@ -273,7 +273,7 @@ def create(
         code = {404: "not_found", 405: "method_not_allowed"}
         status = problem.status_code
         headers = dict(problem.headers or {})
-        if status == 405:  # one path may have several routes, each with its methods
+        if status == 405:  # a path may have several routes, each with its own methods
             here = [route for route in table if route.matches(request.scope)[0] is not Match.NONE]
             headers["Allow"] = ", ".join(sorted({method for route in here for method in route.methods or ()}))
         return error(status, code.get(status, "http_error"), text.get(status, problem.detail), None, headers)
@@ -297,16 +297,16 @@ def create(
 
 
 def leave_to_stay() -> None:
-    """Let the garbage collector pass over modules, routes and workflows: they stay as long as the process.
+    """Exclude modules, routes and workflows from garbage collection: they live as long as the process.
 
-    Each full collection looked at all of them, 40 ms in which no client was served, and large documents bring it about.
+    Each full collection scanned all of them and blocked the loop for 40 ms; large documents trigger such collections.
     """
     gc.collect()
     gc.freeze()
 
 
 class Service:
-    """The application as ``antiphon serve`` runs it: a host that cannot start says why in one line."""
+    """The application run by ``antiphon serve``; a host that cannot start logs the reason in one line."""
 
     def __init__(self) -> None:
         self._app: ASGIApp | None = None
@@ -341,7 +341,7 @@ class Service:
 
 
 def service() -> Service:
-    """What the server imports, in each of its workers."""
+    """The factory that the server imports in each of its workers."""
     sys.setswitchinterval(SWITCH_S)
-    share_metrics()  # the gateways of agents and tools count with the host's own
+    share_metrics()  # gateways of agents and tools share the host's metrics
     return Service()

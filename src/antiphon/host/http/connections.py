@@ -1,4 +1,4 @@
-"""Connections that clients leave half open: headers that never end, answers that nobody reads, too many at a time."""
+"""Limits against clients that stall: endless headers, unread responses, too many connections."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from antiphon.host.http import CLOSING
 log: logging.Logger = logging.getLogger("antiphon.host")
 
 _AFTER_GRACE_S = 2
-"""Answers that come at the end of the grace still go out."""
+"""Responses that complete at the end of the grace period can still be sent."""
 _MOST_HEAD = 65_536
-"""Bytes that a head may have which comes in parts."""
+"""The maximum size of a request head that arrives in parts, in bytes."""
 _MOST_HELD = 16_384
 _LEAST_READ = 16_384
-"""Bytes that a client reads in the time that a connection may be idle; who reads less does not read."""
+"""Bytes that a client must read within the idle timeout to count as making progress."""
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -32,19 +32,19 @@ _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-Afte
 
 
 class Limits(NamedTuple):
-    """What a server process allows its clients."""
+    """Connection limits of a server process."""
 
     header_s: float
     body_s: float
-    """Seconds that the body of a request may take to arrive."""
+    """The timeout for receiving a request body, in seconds."""
     idle_s: float
     connections: int
 
     @classmethod
     def of(cls, settings: HostSection) -> Limits:
-        """The limits of *settings*; half of the descriptors stay for the store, files and providers."""
+        """The limits from *settings*; half of the file descriptors stay free for the store, files and providers."""
         most = settings.max_connections
-        with contextlib.suppress(ImportError):  # there is no such limit to ask for
+        with contextlib.suppress(ImportError):  # this platform has no such limit
             import resource
 
             soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
 
 
 class Peer(tuple[str, int]):
-    """The address of a client, for one connection: equal to itself alone, because ports are used again."""
+    """A client address that identifies one connection: it equals only itself, because ports are reused."""
 
     __slots__ = ()
 
@@ -69,7 +69,7 @@ class Peer(tuple[str, int]):
 
 
 class ServerConfig(uvicorn.Config):
-    """How a server process of ours speaks HTTP, the same for all of them."""
+    """The HTTP configuration shared by all our server processes."""
 
     def __init__(self, app: Any, settings: HostSection, *, limits: Limits | None = None, **more: Any) -> None:
         self.limits: Limits = limits or Limits.of(settings)
@@ -91,7 +91,7 @@ class ServerConfig(uvicorn.Config):
 
 
 class Lifespan(LifespanOn):
-    """Has the application stop, too, if a second Ctrl-C ends the wait for clients: all its tasks are cancelled then."""
+    """Also shuts the application down if a second Ctrl-C, which cancels all tasks, ends the wait for clients."""
 
     async def receive(self) -> LifespanReceiveMessage:
         try:
@@ -101,9 +101,9 @@ class Lifespan(LifespanOn):
 
 
 class JoinedWrites:
-    """A transport that sends together what one turn of the event loop writes: a head and its body, a chunk and the end.
+    """A transport that joins the writes of one event loop iteration: a head and its body, a chunk and the end.
 
-    Each write of its own is a system call, and wakes the client.
+    Each separate write is a system call and wakes the client.
     """
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
@@ -115,9 +115,9 @@ class JoinedWrites:
         return getattr(self._transport, name)
 
     def write(self, data: bytes) -> None:
-        """Hold *data* until the end of this turn, unless something is held: then both go at once.
+        """Buffer *data* until the end of this iteration; if something is already buffered, send both at once.
 
-        What is large is not held, so that a slow client pauses its writer.
+        Large data is not buffered, so that a slow client pauses its writer.
         """
         held = self._held
         if held or len(data) >= _MOST_HELD:
@@ -128,24 +128,24 @@ class JoinedWrites:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send what is held, if somebody is there."""
+        """Send what is buffered, unless the connection is closing."""
         held, self._held = self._held, b""
         if held and not self._transport.is_closing():
             self._transport.write(held)
 
     def close(self) -> None:
-        """Close after what was written."""
+        """Close once everything written has been sent."""
         self.flush()
         self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; what was written is on its way."""
+        """Pass on what is buffered, then close at once."""
         self.flush()
         self._transport.abort()
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Closes what makes no progress; where there is no more room, the connection that waited longest gives way."""
+    """Closes stalled connections; at the connection limit, drops the one that has been idle longest."""
 
     refused: bool = False
     _deadline: asyncio.TimerHandle | None = None
@@ -154,12 +154,12 @@ class LimitedProtocol(HttpToolsProtocol):
     config: ServerConfig
     transport: JoinedWrites  # type: ignore[assignment]
     _answered: Any = None
-    """The request that is being answered; others of the connection wait for it."""
+    """The request being answered; pipelined requests wait for it."""
     _in_head: bool = False
     _head: int = 0
-    """Bytes of a head that has not ended."""
+    """Bytes received of an incomplete head."""
     _declines: bool = False
-    """Whether the parser reads once more how the body of a request ends."""
+    """Whether a new parser is being fed the framing headers again."""
 
     @property
     def limits(self) -> Limits:
@@ -201,7 +201,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._deadline = self.loop.call_later(self.limits.body_s, self._give_up_body)
 
     def _give_up_body(self) -> None:
-        if self.cycle is self._answered and not self.cycle.response_started:  # else another response is on its way
+        if self.cycle is self._answered and not self.cycle.response_started:  # otherwise another response is being sent
             self.transport.write(_TOO_LATE)
         self.transport.close()
 
@@ -216,7 +216,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._parse(data)
         if self.is_waiting:
-            self._expect_headers()  # from the first byte on; more bytes do not buy more time
+            self._expect_headers()  # counted from the first byte; more bytes do not extend it
         elif self.cycle.more_body:
             self._expect_body()
         else:
@@ -241,9 +241,9 @@ class LimitedProtocol(HttpToolsProtocol):
                 self._refuse_head()
 
     def _decline(self) -> None:
-        """A request that offers another protocol, as those of Java do, goes on in this one.
+        """Ignore a request's offer to switch protocols, as Java clients make, and continue in HTTP/1.1.
 
-        The parser would take its body for that protocol: another one is told how long it is.
+        The parser would treat the body as the other protocol, so a new parser is given the body's framing.
         """
         self._declines = True
         self.parser: Any = httptools.HttpRequestParser(self)
@@ -265,7 +265,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._in_head = False
             self._stop_waiting()
             super().on_headers_complete()
-        self.headers = []  # for what comes after the body, which is no header
+        self.headers = []  # discards trailers
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
@@ -285,14 +285,14 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.is_waiting:
             super().send_400_response(msg)
             return
-        self.transport.close()  # after an answer that has begun, or for a request before this one
-        self.cycle.disconnected = True  # what is being answered has nobody to answer any more
+        self.transport.close()  # a response is under way, here or for an earlier request
+        self.cycle.disconnected = True  # nobody is left to receive the response
         self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         self.waiting_since = self.loop.time()
         super().on_response_complete()
-        if not self.is_waiting:  # the next request was here already
+        if not self.is_waiting:  # the next request had already arrived
             self._stop_waiting()
 
     def shutdown(self) -> None:
@@ -331,7 +331,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._read_again()
-        if self._answered is not None and not self._answered.response_complete:  # not the one that came last
+        if self._answered is not None and not self._answered.response_complete:  # it may not be the latest request
             self._answered.disconnected = True
             self._answered.message_event.set()
         if not self.refused:

@@ -30,9 +30,9 @@ log: logging.Logger = logging.getLogger("antiphon.host")
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _RUN_ID = re.compile(r"[A-Za-z0-9._:@+~-]{1,200}")
-"""Imported runs keep the ids that other tools gave them."""
+"""Imported runs keep the ids given by other tools."""
 _FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
-"""What a browser sends to other sites without asking them first."""
+"""Content types that a browser sends to other sites without a CORS preflight."""
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 
@@ -54,7 +54,7 @@ def error(status: int, code: str, message: str, details: Any = None, headers: di
 
 
 def failure(problem: Exception) -> Response:
-    """An exception as the documented answer; an unexpected one does not reveal its cause."""
+    """The documented response to an exception; an unexpected one does not reveal its cause."""
     if isinstance(problem, Rejected):
         headers = {"Retry-After": "1"} if problem.status in (429, 503) else None
         return error(problem.status, problem.code, str(problem), problem.details, headers)
@@ -103,7 +103,7 @@ def _token(request: Request) -> str | None:
 
 
 async def authenticate(host: Host, request: Request) -> Principal:
-    """Who asks. Without keys only the machine itself is served, under its own name (no DNS tricks)."""
+    """Authenticate a request; without keys, only loopback requests under a loopback name (against DNS rebinding)."""
     token = _token(request)
     if token:
         principal = await host.keys.find(token)
@@ -117,7 +117,7 @@ async def authenticate(host: Host, request: Request) -> Principal:
 
 
 def _refuse_other_sites(request: Request) -> None:
-    """Without keys, a page that a browser of this machine has open must not be able to ask for anything."""
+    """Without keys, refuse requests from web pages open in a local browser."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if is_of_other_site(request.headers) or (request.method not in ("GET", "HEAD") and kind in _FORMS):
         text = "Without API keys the host does not answer pages of other sites. Use a key, or a client of this machine."
@@ -125,14 +125,14 @@ def _refuse_other_sites(request: Request) -> None:
 
 
 def is_of_other_site(headers: Mapping[str, str]) -> bool:
-    """Whether a browser says that a page of another site asks."""
+    """Whether the browser reports a cross-site request."""
     origin = headers.get("origin")
     foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
     return foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
 def host_name(headers: Mapping[str, str]) -> str:
-    """The name by which a client calls this machine."""
+    """The host name that the client used for this machine."""
     name = headers.get("host", "")
     return name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() and not name.endswith("]") else name
 
@@ -141,11 +141,11 @@ def host_name(headers: Mapping[str, str]) -> str:
 
 Handler = Callable[[Request, Host, Principal], Coroutine[Any, Any, Response]]
 Change = Callable[[Request, Host, Principal, dict[str, Any], str, bool], Awaitable[Reply]]
-"""A handler that is also given the body, the id of what it makes, and whether that may have been made before."""
+"""A handler that also gets the body, the id of the resource it creates, and whether it may already exist."""
 
 
 def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint for those who have *role*; every failure becomes a flat error."""
+    """An endpoint that requires *role*; every failure becomes a flat error."""
 
     async def endpoint(request: Request) -> Response:
         host: Host = request.app.state.host
@@ -169,14 +169,14 @@ def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Respo
 
 
 def tell(request: Request, **fields: str) -> None:
-    """Say in the log what the request is about, from here on."""
+    """Add *fields* to the log lines of the request from here on."""
     known = {**about.get(), **getattr(request.state, "about", {}), **fields}
     request.state.about = known
     about.set(known)
 
 
 async def body_of(request: Request, host: Host) -> dict[str, Any]:
-    """The JSON object of a request; an empty body is an empty object."""
+    """The JSON object in a request body; an empty body is an empty object."""
     limit = host.settings.max_body_bytes
     too_large = Rejected(413, "payload_too_large", f"The body is larger than {limit} bytes.")
     declared = request.headers.get("content-length", "")
@@ -206,7 +206,7 @@ async def body_of(request: Request, host: Host) -> dict[str, Any]:
 
 
 def run_id_of(request: Request, name: str = "run_id") -> str:
-    """The run a path names; what cannot be an id is not looked for."""
+    """The run id in a path; an invalid id is not looked up."""
     run_id: str = request.path_params[name]
     if not _RUN_ID.fullmatch(run_id):
         raise not_found(run_id)
@@ -215,20 +215,20 @@ def run_id_of(request: Request, name: str = "run_id") -> str:
 
 
 def whole_number(text: str, name: str, low: int, high: int) -> int:
-    """A whole number between *low* and *high*."""
+    """An integer between *low* and *high*."""
     if not _NUMBER.fullmatch(text) or not low <= int(text) <= high:
         raise InvalidInput(f"'{name}' is a whole number from {low} to {high}.", path=name)
     return int(text)
 
 
 def integer(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """A whole number of the query string."""
+    """An integer from the query string."""
     text = request.query_params.get(name)
     return default if text is None else whole_number(text, name, low, high)
 
 
 def choice(request: Request, name: str, allowed: Sequence[str]) -> str:
-    """One of a few words of the query string, or nothing."""
+    """One of the *allowed* words from the query string, or an empty string."""
     text = request.query_params.get(name)
     if text is not None and text not in allowed:
         raise InvalidInput(f"'{name}' is one of {', '.join(allowed)}.", path=name)
@@ -252,14 +252,14 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def accepted(request: Request) -> list[str]:
-    """The kinds of documents that a client asks for."""
+    """The media types that a client accepts."""
     return [part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")]
 
 
 async def idempotent(
     request: Request, host: Host, principal: Principal, endpoint: str, body: Any, action: Action
 ) -> Response:
-    """Do *action*, once for each ``Idempotency-Key`` (Layer 1)."""
+    """Run *action* once per ``Idempotency-Key`` (Layer 1)."""
     key = idempotency_key(request)
     if key is None:
         reply = await action(uuid7(), False)
@@ -279,7 +279,7 @@ async def idempotent(
 
 
 def mutation(change: Change) -> Handler:
-    """An endpoint that changes something: *change* is made once for each ``Idempotency-Key``."""
+    """An endpoint that runs *change* once per ``Idempotency-Key``."""
 
     @functools.wraps(change)
     async def endpoint(request: Request, host: Host, principal: Principal) -> Response:

@@ -1,4 +1,4 @@
-"""What answers each path: documents and health, runs, events, webhooks, admin, and the test seams."""
+"""The handlers of all paths: documents and health, runs, events, webhooks, admin, and the test seams."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from antiphon.ops.what_if import Wanted
 SEAMS = "/v1/host/sample/test"
 KEEPALIVE_S = 15.0
 LOOK_S = 0.5
-"""How often a silent stream looks whether its key was revoked."""
+"""How often an idle stream checks whether its key was revoked."""
 _STATUSES = ("running", "completed", "failed", "cancelled")
 _RECORDED = ("running", "completed", "failed", "cancelled", "interrupted")
 _CLAIM_STATES = ("inflight", "done", "failed", "cancelled", "unknown")
@@ -73,7 +73,7 @@ _LONGEST_CURSOR = 160
 
 @functools.cache
 def openapi(*, seams: bool) -> dict[str, Any]:
-    """The OpenAPI document; test seams stand in it only where they are served."""
+    """The OpenAPI document; it lists the test seams only if they are enabled."""
     found: dict[str, Any] = orjson.loads((files("antiphon.host.http") / "openapi.json").read_bytes())
     found["info"]["version"] = __version__
     _, parts = msgspec.json.schema_components(
@@ -110,7 +110,7 @@ async def alive(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """``GET /readyz``: the store takes writes, there is room on its disk, and new runs are taken."""
+    """``GET /readyz``: the store takes writes, its disk has free space, and new runs are accepted."""
     host: Host = request.app.state.host
     code, message = await host.not_ready()
     if code:
@@ -301,14 +301,14 @@ class Acceptance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 @mutation
 async def accept_golden(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
-    """``POST /v1/golden/{test}``: replace the artifact of a golden test by a run."""
+    """``POST /v1/golden/{test}``: replace the artifact of a golden test with a run."""
     asked = decode(body, Acceptance)
     told: dict[str, Any] = {name: getattr(asked, name) for name in ("run", "digest", "reason", "dry_run")}
     return Reply(200, await recordings.accept_golden(host, principal, request.path_params["test"], **told))
 
 
 async def run_totals(request: Request, host: Host, principal: Principal) -> Response:
-    """``GET /v1/totals``: tokens, money and tools of some runs."""
+    """``GET /v1/totals``: tokens, cost and tools of some runs."""
     runs = [one for one in request.query_params.get("runs", "")[:16_384].split(",") if one][:200]
     return Json(await recordings.run_totals(host, principal, runs))
 
@@ -340,7 +340,7 @@ async def effects(request: Request, host: Host, principal: Principal) -> Respons
 
 
 async def health(request: Request, host: Host, principal: Principal) -> Response:
-    """``GET /v1/health``: how the tools did, from their recorded attempts."""
+    """``GET /v1/health``: the health of tools, from their recorded attempts."""
     return Json(await recordings.healthy(host, principal, tool=request.query_params.get("tool", "")[:256]))
 
 
@@ -369,7 +369,7 @@ async def tools(request: Request, host: Host, principal: Principal) -> Response:
 
 
 async def call(request: Request, host: Host, principal: Principal) -> Response:
-    """``POST /v1/calls``: the result of the call, or its chunks as they come and then the result."""
+    """``POST /v1/calls``: the result of the call, or its chunks as they arrive and then the result."""
     envelope = calls.with_key(await body_of(request, host), idempotency_key(request))
     made = calls.Call(host, principal, envelope)
     if "text/event-stream" not in accepted(request):
@@ -427,7 +427,7 @@ async def delete_webhook(request: Request, host: Host, principal: Principal, bod
 
 
 class OfClaim(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
-    """One of several claims to settle; a version makes sure that it is the one that somebody looked at."""
+    """One of several claims to settle; the version ensures that it is the one the operator saw."""
 
     key: Annotated[str, Meta(min_length=1, max_length=128)]
     version: int | None = None
@@ -476,7 +476,7 @@ class Act(msgspec.Struct, kw_only=True, rename="camel"):
         return None
 
     async def _reconcile(self, host: Host, principal: Principal) -> dict[str, Any]:
-        """Settle claims as their tools' ``reconcile`` says, where it says what somebody has seen it say before."""
+        """Settle claims by their tools' ``reconcile`` if its answer is the one the operator saw before."""
         if not self.claims:
             raise InvalidInput("Name the claims to reconcile.", path="$.claims")
         asked = {(one.key, one.version): one for one in self.claims}
@@ -590,7 +590,7 @@ async def decide_approval(
 
 @mutation
 async def link_approval(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
-    """``POST /v1/approvals/{approval}/links``: a signed link with which somebody decides; it is shown once."""
+    """``POST /v1/approvals/{approval}/links``: a signed link for deciding an approval; it is shown once."""
     asked = decode(body, Invitation)
     with _refusals():
         made = await _desk(request, host, principal).link(
@@ -604,7 +604,7 @@ async def link_approval(request: Request, host: Host, principal: Principal, body
 
 
 async def open_link(request: Request) -> ApprovalPage:
-    """``GET`` and ``POST /approve``: the page of a signed link. Its token is all that it needs, so there is no key."""
+    """``GET`` and ``POST /approve``: the page of a signed link, authorised by its token instead of a key."""
     host: Host = request.app.state.host
     return ApprovalPage(host.app, host.behind_link)
 
@@ -623,7 +623,7 @@ def _refusals() -> Iterator[None]:
 async def decide_approvals(
     request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool
 ) -> Reply:
-    """``POST /v1/approvals``: approve, deny or withdraw several alike."""
+    """``POST /v1/approvals``: approve, deny or withdraw several at once."""
     asked = decode(body, Decisions)
     if not asked.approvals:
         raise InvalidInput("Name the approvals.", path="$.approvals")
@@ -659,13 +659,13 @@ class Executors(msgspec.Struct):
 
 
 async def program(request: Request, host: Host, principal: Principal) -> Response:
-    """``…/mock-ai/program``: what the mock provider answers next for a node; replaces what was programmed."""
+    """``…/mock-ai/program``: set the next answers of the mock provider for a node, replacing earlier ones."""
     asked = host.mock.program(principal.tenant, await body_of(request, host))
     return Json({"nodeId": asked.node_id, "entries": len(asked.program)})
 
 
 async def reset(request: Request, host: Host, principal: Principal) -> Response:
-    """``…/mock-ai/reset``: forget all programs of the tenant."""
+    """``…/mock-ai/reset``: delete all programs of the tenant."""
     await body_of(request, host)
     return Json({"forgotten": host.mock.reset(principal.tenant)})
 

@@ -14,11 +14,11 @@ from antiphon.errors import InvalidInput
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 TriggerRule = Literal["all_success", "any_success", "all"]
 DEFAULT_LOOPBACKS = 100
-"""How often a node may run in one run where the workflow does not say."""
+"""How often a node may run per run if the workflow does not say."""
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Where an input of a node comes from: a fixed value, a variable, or an output of another node."""
+    """The source of a node input: a fixed value, a variable, or an output of another node."""
 
     type: Literal["static", "variable", "node"]
     value: Any = None
@@ -40,7 +40,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """From one node to the next. With ``any_success`` the target runs each time this source ends well."""
+    """A connection between two nodes; with ``any_success`` the target runs each time this source succeeds."""
 
     id: str
     source_node_id: str
@@ -49,7 +49,7 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Variable(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A named value of the run; inputs fill it."""
+    """A named value of the run, set by inputs."""
 
     name: Name
     type: Literal["string", "number", "boolean", "object", "array", "any"] = "any"
@@ -58,7 +58,7 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Limits of a run of this workflow."""
+    """Limits for runs of this workflow."""
 
     timeout: Annotated[float, Meta(ge=0)] = 0
     """Milliseconds; 0 means none."""
@@ -66,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Workflow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A definition that has been checked."""
+    """A validated workflow definition."""
 
     id: Name
     nodes: Annotated[list[Node], Meta(min_length=1)]
@@ -83,23 +83,23 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         raise InvalidInput(f"The workflow {self.id!r} has no node {node_id!r}: it was changed since this was recorded.")
 
     def entries(self) -> list[str]:
-        """Nodes nothing leads to, in the order of the document; the first node where all are in a cycle."""
+        """Nodes without incoming edges, in document order; the first node if there are none."""
         targets = {edge.target_node_id for edge in self.edges}
         return [node.id for node in self.nodes if node.id not in targets] or [self.nodes[0].id]
 
     def sinks(self) -> list[str]:
-        """Nodes that lead nowhere."""
+        """Nodes without outgoing edges."""
         sources = {edge.source_node_id for edge in self.edges}
         return [node.id for node in self.nodes if node.id not in sources]
 
     @property
     def digest(self) -> str:
-        """What tells two versions of a definition apart."""
+        """A digest that differs between two versions of a definition."""
         return canonical_digest(msgspec.to_builtins(self))
 
 
 def parse(document: Any) -> Workflow:
-    """A workflow from its JSON form; an error says where it is wrong."""
+    """Parse a workflow from JSON; an error names the invalid place."""
     try:
         if isinstance(document, (bytes, str)):
             workflow = msgspec.json.decode(document, type=Workflow)

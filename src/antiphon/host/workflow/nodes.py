@@ -1,7 +1,7 @@
 """The node types of the host, and what a replay does with each of them (L5, L6).
 
-A *pure* node runs again in a replay. Every other one stands for an observation of the world: live it is made, through
-the gateway or the model boundary; in a replay fork it is the recorded one.
+A *pure* node runs again in a replay. Every other node is an external observation: a live run makes it through the
+gateway or the model boundary; a replay fork takes it from the recording.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MAX_DELAY_MS = 7 * 24 * 3_600_000
 SIDE_EFFECT_TOOL = "conformance/side-effect"
 ACTIVITY_RECIPE = "openwop:activity:v2"
 _STRIDE = 1024
-"""Logical calls one execution of a node may make."""
+"""The maximum number of logical calls per execution of a node."""
 
 
 class NodeFailed(Exception):
-    """A node ended badly: the code and what is told of it."""
+    """A node failed: the error code and its details."""
 
     def __init__(self, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class NodeFailed(Exception):
 
 
 def logical_invocation_id(tenant: str, run: str, node: str, ordinal: int, provider_key: str) -> str:
-    """What a provider is given as its idempotency key, and the claim is made under.
+    """The id used as the provider's idempotency key and as the key of the claim.
 
     >>> logical_invocation_id("t", "r", "n", 0, "mail")
     'W28HqboteHPCDc5SCJ80Wp5cT0x5Ikm1dAZ7q7hbLSc'
@@ -59,7 +59,7 @@ def ordinal(execution: int, call: int = 0) -> int:
 
 
 class Services(Protocol):
-    """What nodes reach: given by the host, each call through the gateway or the model boundary."""
+    """The services that the host gives to nodes; each call goes through the gateway or the model boundary."""
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
         """Call a registered tool under the idempotency key *key*."""
@@ -69,24 +69,24 @@ class Services(Protocol):
     async def ask_model(self, visit: Visit) -> Outputs: ...
 
     def draw(self, what: str) -> Any:
-        """A value of clock or chance, written down."""
+        """A recorded value of the clock or of a random source."""
 
     def asked(self, visit: Visit) -> str:
-        """Digest of what a node asks the world for; of redacted values, so that it gives none of them away."""
+        """The digest of a node's external request, computed from redacted values so that it reveals none of them."""
 
     def secrets(self, visit: Visit) -> Mapping[str, str]:
-        """What an exception must not quote of a node's inputs, and what stands for it."""
+        """The secrets in a node's inputs that exceptions must not quote, and their replacements."""
 
 
 class Heard(msgspec.Struct, eq=False):
-    """What a replay heard of the calls that an agent made."""
+    """What a replay observed of an agent's calls."""
 
     refusal: tuple[str, str, str] | None = None
-    """Kind of the recorded answer, kind of the new one, and what was said."""
+    """Kind of the recorded answer, kind of the new one, and the refusal text."""
     unverified: list[str] = []
-    """Why models could not be asked again."""
+    """Reasons why models could not be asked again."""
     unasked: Callable[[range], int] = lambda rows: 0
-    """How many of the recorded calls at these places of the log were not made."""
+    """The number of recorded calls in these log rows that were not made."""
 
 
 class Visit(msgspec.Struct, eq=False, kw_only=True):
@@ -97,7 +97,7 @@ class Visit(msgspec.Struct, eq=False, kw_only=True):
     tenant: str
     run: str
     execution: int
-    """How often the node has ended before."""
+    """The number of earlier executions of the node."""
     services: Services
     emit: Callable[[str, dict[str, Any]], Awaitable[None]]
     heard: Heard | None = None
@@ -177,7 +177,7 @@ _PREFIXES: tuple[tuple[str, Kind, Callable[[Visit], Awaitable[Outputs]]], ...] =
 
 
 def implementation(node: Node) -> tuple[Kind, Callable[[Visit], Awaitable[Outputs]]] | None:
-    """How a node runs and what a replay does with it. A declared side effect is never taken for a pure node."""
+    """How a node runs and how a replay treats it; a declared side effect never counts as a pure node."""
     found = _BUILT_IN.get(node.type_id)
     if found is None:
         found = next(((kind, run) for prefix, kind, run in _PREFIXES if node.type_id.startswith(prefix)), None)

@@ -1,8 +1,8 @@
 """Runs one workflow: node after node, every step an event, live or as a replay of another run.
 
-A run that was interrupted, a fork and a new run are the same thing here: a state computed from events, and what comes
-next. Events of nodes that cannot wait are written together; before anything that may wait or touch the world, all
-events so far are on disk.
+An interrupted run, a fork and a new run are all handled alike: a state computed from events, and the next step. Events
+of nodes that cannot block are written together; before anything that may block or have external effects, all events so
+far are on disk.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ LoadSource = Callable[[], Awaitable[Source]]
 
 
 class Stopped(Exception):
-    """This process may not go on with the run: somebody else has it."""
+    """This process must not continue the run: another process owns it."""
 
 
 class Replay(NamedTuple):
-    """That a run is a replay fork: where its observations come from."""
+    """Marks a run as a replay fork and gives the source of its observations."""
 
     load: LoadSource
     comparison: Comparison
     verify: bool = False
-    """Ask the model although the answer is recorded, and compare the kinds (D28)."""
+    """Ask the model again although the answer is recorded, and compare the kinds (D28)."""
 
 
 class Runner(msgspec.Struct, eq=False, kw_only=True):
@@ -56,15 +56,15 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
     staged: Callable[[str], bool] = lambda node: False
     """Whether the mock provider has an answer for the next call of a node."""
     is_branch: bool = False
-    """A new branch: the node at its fork point, if one was open there, starts anew."""
+    """Whether this is a new branch: a node that was open at the fork point starts anew."""
     cancel_reason: str | None = None
     pending: list[tuple[WorkflowEvent, int]] = []
-    """Noted, and to be written."""
+    """Events to be written."""
 
     # -- events ------------------------------------------------------------------------------------------------------
 
     async def emit(self, kind: str, payload: dict[str, Any], asked: str = "") -> None:
-        """Note an event; :meth:`flush` writes it. The last event of a run stays the last."""
+        """Queue an event for :meth:`flush`; nothing follows the last event of a run."""
         told = WorkflowEvent(kind, payload, asked)
         diverged = None if self.replay is None else self.replay.comparison.see(told)
         if kind in TERMINAL:
@@ -84,7 +84,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         self.pending.append((told, number))
 
     async def flush(self, *, over: bool = False) -> None:
-        """Write what has been noted."""
+        """Write the queued events."""
         pending, self.pending = self.pending, []
         if not pending and not over:
             return
@@ -97,7 +97,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
     # -- the run -----------------------------------------------------------------------------------------------------
 
     async def execute(self) -> None:
-        """Go on from where the events end. Cancelling the task without :meth:`stop` leaves the run to be resumed."""
+        """Continue where the events end; cancelling the task without :meth:`stop` leaves the run to be resumed."""
         state = self.state
         if self._is_cancelled():
             await self._cancelled()
@@ -137,7 +137,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         await self.flush(over=True)
 
     async def give_up(self, error: dict[str, Any]) -> None:
-        """End the run although the last events could not be written; those that were not are dropped."""
+        """End the run although its last events could not be written; drop those events."""
         state = self.state
         dropped, self.pending = [told for told, _ in self.pending], []
         if dropped:
@@ -155,7 +155,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         return self.cancel_reason is not None
 
     def stop(self, reason: str) -> None:
-        """Say that the cancellation to come is the user's."""
+        """Note that the user requested the cancellation that follows."""
         self.cancel_reason = reason
 
     async def _cancelled(self) -> None:
@@ -173,7 +173,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         told_before = list(state.emitted) if state.open is not None and not self.is_branch else []
 
         async def emit(kind: str, payload: dict[str, Any]) -> None:
-            """What an interrupted execution has told already is not told again."""
+            """Emit an event unless the interrupted execution already emitted it."""
             if told_before and told_before[0] == WorkflowEvent(kind, payload):
                 del told_before[0]
             else:
@@ -207,7 +207,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             await self.emit("node.failed", {"nodeId": node_id, "error": failure.to_payload()})
             return
         except (StoreError, Stopped):
-            raise  # nothing is known to be wrong with the node: the run is resumed later
+            raise  # not known to be the node's fault, so the run is resumed later
         except Exception as error:
             secrets = self.services.secrets(visit)
             log.error("node %s of run %s raised\n%s", node_id, self.run, traceback_of(error, secrets))
@@ -217,7 +217,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         await self.emit("node.completed", {"nodeId": node_id, "outputs": outputs})
 
     async def _observe(self, replay: Replay, visit: Visit, started: WorkflowEvent) -> Outputs:
-        """The recorded observation of a node, or a failure: a replay never makes one of its own (RFC 0140)."""
+        """The recorded observation of a node, or a failure; a replay never makes its own observations (RFC 0140)."""
         await self.flush()
         kind, function = implementation(visit.node) or ("pure", _nothing)
         source = await replay.load()
@@ -249,7 +249,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         visit: Visit,
         function: Callable[[Visit], Awaitable[Outputs]],
     ) -> Outputs:
-        """Run the code of an agent again; every call of it is answered from the recording."""
+        """Run an agent's code again, with all its calls answered from the recording."""
         heard = Heard()
         visit.heard = heard
         try:
@@ -265,7 +265,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         return outputs
 
     def _not_verified(self, node: str, reason: str) -> None:
-        """Say that a model could not be asked again, or that there is nothing to compare its answer with."""
+        """Report that a model could not be asked again, or that its answer has nothing to be compared with."""
         message = f"The model call was not verified: {reason}"
         payload = {"nodeId": node, "level": "warning", "code": NOT_VERIFIED, "message": message}
         self._note(WorkflowEvent("log.appended", payload))

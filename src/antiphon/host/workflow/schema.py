@@ -1,4 +1,4 @@
-"""As much JSON Schema as the answer of a model needs: a check with a reason, and the smallest instance."""
+"""The subset of JSON Schema that model answers need: validation with a reason, and the smallest instance."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is(value: Any, name: str) -> bool:
 
 
 def violation(value: Any, schema: Any, path: str = "$") -> str | None:
-    """What is wrong with *value*, in words that quote nothing of it; ``None`` if it fits."""
+    """Why *value* is invalid, without quoting it; ``None`` if it is valid."""
     if schema is True or not isinstance(schema, dict):
         return None if schema is not False else f"{path}: nothing is allowed here"
     kinds = schema.get("type")
@@ -62,7 +62,7 @@ def _object(value: dict[str, Any], schema: dict[str, Any], path: str) -> str | N
 
 
 def minimal(schema: Any) -> Any:
-    """The smallest instance of *schema*, the same every time."""
+    """The smallest instance of *schema*; the result is deterministic."""
     if not isinstance(schema, dict):
         return {}
     if "const" in schema:

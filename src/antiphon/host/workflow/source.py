@@ -1,4 +1,4 @@
-"""What a replay fork knows of its source: the n-th outcome of each node, and where the two go apart (L4, L12)."""
+"""A replay fork's view of its source: the n-th outcome of each node, and where the two diverge (L4, L12)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
 
 EnvelopeKind = Literal["valid", "refusal", "unknown"]
 NOT_VERIFIED = "replay_not_verified"
-"""Code of the event that says that a replay could not ask a model again."""
+"""Code of the event that reports that a replay could not ask a model again."""
 
 
 def is_remark(told: WorkflowEvent) -> bool:
-    """Whether an event is what a replay says of itself, and nothing that its source did."""
+    """Whether an event is a remark of the replay itself, with no counterpart in its source."""
     return told.type.startswith("replay.") or (told.type == "log.appended" and told.payload.get("code") == NOT_VERIFIED)
 
 
 class Recorded(NamedTuple):
-    """How one execution of a node ended in the source, and what it emitted on the way."""
+    """How one execution of a node ended in the source, and the events it emitted."""
 
     node: str
     emitted: tuple[WorkflowEvent, ...]
     terminal: WorkflowEvent
     sequence: int
-    """Number of the event that shows the kind of the answer: the refusal, else the terminal event."""
+    """Number of the event that shows the kind of answer: the refusal, or else the terminal event."""
     started: int
     """Number of the event that started it."""
     asked: str
-    """Digest of what it asked the world for; empty in recordings that do not say."""
+    """Digest of its external request; empty in recordings that do not have it."""
     rows: range
-    """Its place in the log."""
+    """Its rows in the log."""
 
     @property
     def kind(self) -> EnvelopeKind:
@@ -45,16 +45,16 @@ class Recorded(NamedTuple):
 
 
 class Source:
-    """The log of the run that is replayed."""
+    """The log of the replayed run."""
 
     def __init__(self, run: str, events: Sequence[WorkflowEvent], rows: Sequence[int] = ()) -> None:
         self.run = run
         self.events = events
         self.rows = rows
-        """Where each event lies in the log, if that is known."""
+        """The log row of each event, if known."""
 
     def outcome(self, node: str, nth: int) -> Recorded | None:
-        """The *nth* (from 0) outcome of a node: key (source run, node, n)."""
+        """The outcome with the key (source run, node, *nth*), where *nth* counts from 0."""
         seen, open_here = 0, False
         emitted: list[WorkflowEvent] = []
         shown = begun = 0
@@ -79,12 +79,12 @@ class Source:
 
 
 def event_id(run: str, sequence: int) -> str:
-    """The id of an event: the same whenever it is read."""
+    """The id of an event, the same on every read."""
     return f"{run}.{sequence}"
 
 
 class Comparison:
-    """Watches a replay fork write its log and says once where it does something else than its source."""
+    """Compares the log of a replay fork with its source and reports each divergence once."""
 
     def __init__(self, source: Source, seen: int = 0) -> None:
         self.source = source
@@ -94,12 +94,12 @@ class Comparison:
         self._lost = False
         """After an extra or missing event the rest cannot be compared by position."""
         self._told: set[Any] = set()
-        """Nodes of which a difference has been told."""
+        """Nodes whose divergence has been reported."""
 
     def see(self, told: WorkflowEvent) -> dict[str, Any] | None:
-        """The payload of ``replay.diverged`` if *told* is not what the source has at this place."""
+        """The payload of ``replay.diverged`` if *told* differs from the source at this position."""
         if told.type == "replay.divergedAtRefusal":
-            self._lost = True  # what follows is the failure, which the source did not have
+            self._lost = True  # the failure that follows has no counterpart in the source
         if self._lost or is_remark(told):
             return None
         place, self._place = self._place, self._place + 1
@@ -111,7 +111,7 @@ class Comparison:
             self._lost = True
             return self._diverged(len(self.source.events), "extra", told) if self._ended() else None
         sequence, recorded = self._recorded[place]
-        if recorded.type == "run.cancelled":  # somebody stopped the source; what came next is not known
+        if recorded.type == "run.cancelled":  # the source was cancelled, so its next events are unknown
             self._lost = True
             return None
         same_node = recorded.payload.get("nodeId") == told.payload.get("nodeId")
@@ -122,11 +122,11 @@ class Comparison:
         if _equal(recorded.payload, told.payload):
             return None
         if told.type in TERMINAL and self._told:
-            return None  # it follows from what has been told
+            return None  # a consequence of a divergence already reported
         return self._diverged(sequence, "output", told)
 
     def request(self, recorded: Recorded, told: WorkflowEvent) -> dict[str, Any] | None:
-        """The payload of ``replay.diverged`` if a node asks for something else than it did in the source."""
+        """The payload of ``replay.diverged`` if a node's request differs from that in the source."""
         if not recorded.asked or not told.asked or recorded.asked == told.asked:
             return None
         return self._diverged(recorded.started, "output", told, differs="request")
@@ -159,7 +159,7 @@ class Comparison:
 
 
 def _equal(recorded: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
-    """Whether two payloads are the same once both are written."""
+    """Whether two payloads are equal once encoded."""
     try:
         if recorded == told or not diff_values(dict(recorded), dict(told), limit=1):
             return True

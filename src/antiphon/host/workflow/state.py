@@ -1,4 +1,4 @@
-"""Where a run of a workflow stands, computed from its events alone: a resumed run and a fork begin with this (L5)."""
+"""The state of a workflow run, computed from its events alone: the start of resumed runs and forks (L5)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ TERMINAL = {"run.completed": "completed", "run.failed": "failed", "run.cancelled
 
 
 class WorkflowEvent(NamedTuple):
-    """One event of the workflow protocol: what was observable, without times and ids."""
+    """One event of the workflow protocol, without times and ids."""
 
     type: str
     payload: Mapping[str, Any]
     asked: str = ""
-    """Of a node that starts: digest of what it asks the world for. Compared by a replay, never shown."""
+    """For a starting node, the digest of its external request; compared by a replay, never shown."""
 
 
 class State:
-    """Variables, what is to run next, how often each node has ended."""
+    """Variables, pending nodes, and how often each node has ended."""
 
     def __init__(self, workflow: Workflow) -> None:
         self.workflow = workflow
@@ -28,24 +28,24 @@ class State:
         self.variables: dict[str, Any] = {}
         self.outputs: dict[str, dict[str, Any]] = {}
         self.ended: dict[str, int] = {}
-        """Terminal events of each node: the execution ordinal is one more."""
+        """Terminal events per node; the execution ordinal is one more."""
         self.queue: list[str] = []
         self.open: str | None = None
-        """The node that has been started and not ended."""
+        """The node that has started but not ended."""
         self.emitted: list[WorkflowEvent] = []
-        """What the open node has emitted since it was started."""
+        """Events that the open node has emitted since it started."""
         self.status: str = "pending"
         self.error: dict[str, Any] | None = None
         self.failed_node: str | None = None
         self.sequence: int = 0
-        """Number of the next event."""
+        """The number of the next event."""
         self.limited: list[str] = []
-        """Nodes that would have run once more than the workflow allows; to be told."""
+        """Nodes that reached their loopback limit, still to be reported."""
         self._tokens: dict[str, int] = {}
         self._limit = workflow.settings.max_loopback_iterations or DEFAULT_LOOPBACKS
 
     def apply(self, told: WorkflowEvent) -> None:
-        """Take one event into account."""
+        """Apply one event."""
         kind, payload, _ = told
         self.sequence += 1
         if kind == "run.started":
@@ -87,7 +87,7 @@ class State:
                 self._enqueue(edge.target_node_id)
 
     def _fires(self, edge: Edge) -> bool:
-        """Whether the target of *edge* may run now that its source has ended well."""
+        """Whether the target of *edge* may run now that its source has succeeded."""
         if edge.trigger_rule == "any_success":
             return True
         self._tokens[edge.id] = self._tokens.get(edge.id, 0) + 1
@@ -110,18 +110,18 @@ class State:
 
     @property
     def next_node(self) -> str | None:
-        """The node to run now: an interrupted one before a new one."""
+        """The next node to run; an interrupted one comes first."""
         if self.open is not None:
             return self.open
         return self.queue[0] if self.queue else None
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to run or to tell."""
+        """Whether nothing is left to run or report."""
         return self.next_node is None and not self.limited
 
     def bind(self, node_id: str) -> dict[str, Any]:
-        """The inputs of a node; an agent that binds none gets those of the run."""
+        """The inputs of a node; an agent without bindings gets those of the run."""
         node = self.workflow.node(node_id)
         if not node.inputs and node.type_id.startswith("agent:"):
             return dict(self.inputs)
@@ -138,7 +138,7 @@ class State:
         return bound
 
     def result(self) -> dict[str, Any]:
-        """What the run gives: the outputs of the nodes that lead nowhere."""
+        """The result of the run: the outputs of the nodes without outgoing edges."""
         last = self.workflow.sinks() or list(self.outputs)[-1:]
         return {node: self.outputs[node] for node in last if self.outputs.get(node)}
 

@@ -1,4 +1,4 @@
-"""The connections to an upstream. They take and give what transports of httpx do; aiohttp moves the bytes."""
+"""Connections to an upstream: an httpx transport on top of aiohttp."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from yarl import URL
 
 from antiphon.host.http.app import _trusted
 
-_AUTOMATIC = ("accept", "accept-encoding", "content-type", "user-agent")
-"""Headers that aiohttp adds where they are missing; an upstream gets what the client sent."""
-_HEAD = 65_536
-_NO_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
-_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""What no header may hold (RFC 9110, 5); aiohttp takes some of it."""
+_AUTO_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
+"""Headers that aiohttp adds by default; the upstream gets only what the client sent."""
+_MAX_HEAD_BYTES = 65_536
+_INVALID_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
+_INVALID_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""Not allowed in a header (RFC 9110, section 5); aiohttp accepts some of it."""
 
 
-class Outward:
-    """A transport to one upstream: no cookies, no redirects, no retries; the environment's proxy if there is one.
+class UpstreamTransport:
+    """A transport to one upstream: no cookies, redirects or retries; uses the environment's proxy if there is one.
 
-    A connection must come about within *connect_s*; an upstream may be silent for *read_s*.
+    Connecting may take *connect_s*; *read_s* is the longest pause between two reads.
     """
 
-    def __init__(self, url: str, most: int, *, connect_s: float, read_s: float) -> None:
+    def __init__(self, url: str, max_connections: int, *, connect_s: float, read_s: float) -> None:
         parts = urlsplit(url)
         self._is_secure = parts.scheme == "https"
-        self._most = most
-        self._waits = aiohttp.ClientTimeout(connect=2 * connect_s, sock_connect=connect_s, sock_read=read_s)
+        self._max_connections = max_connections
+        self._timeouts = aiohttp.ClientTimeout(connect=2 * connect_s, sock_connect=connect_s, sock_read=read_s)
         self._session: aiohttp.ClientSession | None = None
         proxies = {} if proxy_bypass(parts.hostname or "") else getproxies()
-        way = proxies.get(parts.scheme) or proxies.get("all")
-        proxy = URL(way) if way else None
+        proxy_url = proxies.get(parts.scheme) or proxies.get("all")
+        proxy = URL(proxy_url) if proxy_url else None
         self._proxy = proxy and proxy.with_user(None)
         self._proxy_auth = aiohttp.BasicAuth.from_url(proxy) if proxy else None
 
     def _open(self) -> aiohttp.ClientSession:
         trusted = _trusted() if self._is_secure else False
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=trusted, limit=self._most, keepalive_timeout=30),
+            connector=aiohttp.TCPConnector(ssl=trusted, limit=self._max_connections, keepalive_timeout=30),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            timeout=self._waits,
-            skip_auto_headers=_AUTOMATIC,
-            max_line_size=_HEAD,
-            max_field_size=_HEAD,
+            timeout=self._timeouts,
+            skip_auto_headers=_AUTO_HEADERS,
+            max_line_size=_MAX_HEAD_BYTES,
+            max_field_size=_MAX_HEAD_BYTES,
             max_headers=1_000,
         )
-        session._retry_connection = False  # else PUT and DELETE are sent again if their connection breaks
+        session._retry_connection = False  # otherwise PUT and DELETE are resent when the connection breaks
         return session
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send *request*; its response when the head is there."""
+        """Send *request* and return the response once its headers have arrived."""
         if self._session is None:
             self._session = self._open()
         try:
@@ -70,11 +70,11 @@ class Outward:
                 proxy_auth=self._proxy_auth,
             )
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _failed(error, request) from None
-        if not 200 <= response.status <= 599:  # another protocol, or none: there is nothing to pass on
+            raise _as_httpx_error(error, request) from None
+        if not 200 <= response.status <= 599:  # a protocol switch, or not HTTP: nothing to forward
             response.close()
             raise httpx.RemoteProtocolError(f"The status {response.status} is no answer.", request=request)
-        if any(_NO_NAME.search(name) or _NO_VALUE.search(value) for name, value in response.raw_headers):
+        if any(_INVALID_NAME.search(name) or _INVALID_VALUE.search(value) for name, value in response.raw_headers):
             response.close()
             raise httpx.RemoteProtocolError("A header of the answer cannot be passed on.", request=request)
         return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response, request))
@@ -86,7 +86,7 @@ class Outward:
 
 
 class _Body(httpx.AsyncByteStream):
-    """The body of a response as it comes."""
+    """A response body, streamed as it arrives."""
 
     def __init__(self, response: aiohttp.ClientResponse, request: httpx.Request) -> None:
         self._response, self._request = response, request
@@ -96,14 +96,14 @@ class _Body(httpx.AsyncByteStream):
             while chunk := await self._response.content.readany():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _failed(error, self._request) from None
+            raise _as_httpx_error(error, self._request) from None
 
     async def aclose(self) -> None:
-        self._response.close()  # of one that was read to its end, the connection is in the pool already
+        self._response.close()  # if it was read to the end, its connection is already back in the pool
 
 
-def _failed(error: BaseException, request: httpx.Request) -> httpx.RequestError:
-    """The same failure in httpx's words. Only where no connection came about was certainly nothing sent."""
+def _as_httpx_error(error: BaseException, request: httpx.Request) -> httpx.RequestError:
+    """The failure as an httpx exception; only connection errors guarantee that nothing was sent."""
     kind: type[httpx.RequestError] = httpx.ReadError
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         kind = httpx.ConnectTimeout
@@ -117,7 +117,7 @@ def _failed(error: BaseException, request: httpx.Request) -> httpx.RequestError:
 
 
 def _text(value: bytes) -> str:
-    """A header as text. It is sent as UTF-8: what was that is passed on byte by byte, what was Latin-1 as text."""
+    """A header value as text; it is sent as UTF-8, so UTF-8 keeps its bytes and Latin-1 keeps its characters."""
     try:
         return value.decode()
     except UnicodeDecodeError:
