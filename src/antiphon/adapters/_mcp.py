@@ -50,10 +50,14 @@ class Request(NamedTuple):
 
     def result(self, **fields: Any) -> dict[str, Any]:
         """A result of our own, in the format of the request's revision."""
+        return {"resultType": "complete", **fields} if self.revision >= NEWEST else fields
+
+    @property
+    def revision(self) -> str:
+        """The revision of the protocol that the request names; empty before the newest one."""
         meta = self.params.get("_meta")
-        revision = meta.get(_REVISION) if isinstance(meta, dict) else None
-        is_newest = isinstance(revision, str) and revision >= NEWEST
-        return {"resultType": "complete", **fields} if is_newest else fields
+        named = meta.get(_REVISION) if isinstance(meta, dict) else None
+        return named if isinstance(named, str) else ""
 
 
 KNOWN = "antiphon_mcp"

@@ -78,7 +78,9 @@ class Proxy:
         self._transports: dict[str, _Transports] = {}
         self._keys: KeyRing | None = None
         policies = app.config.approvals.policies
-        rules = ToolRules(settings.tools, window_s=settings.lost_answer_s, policies=policies)
+        servers = [name for name, upstream in settings.upstreams.items() if upstream.mcp]
+        window_s = settings.lost_answer_s
+        rules = ToolRules(settings.tools, window_s=window_s, policies=policies, servers=servers)
         self._mcp = McpGuard(app, rules=rules, identity=settings.identity, timeout_s=settings.timeout_s)
         self._breakers = Breakers(settings.breaker, app.clock.monotonic)
         self.ended: list[dict[str, Any]] = []

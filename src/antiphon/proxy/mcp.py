@@ -11,6 +11,7 @@ import base64
 import binascii
 import functools
 import hashlib
+import json
 import logging
 import re
 import time
@@ -49,6 +50,9 @@ ERROR = "$jsonrpcError"
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
 _ACCOUNT = re.compile(r"\b(?:tenant|account|org|organization|workspace|project|customer|team|user(?!-agent))\b")
+_FIELDS = frozenset({"jsonrpc", "id", "method", "params"})
+_PARAMS = frozenset({"name", "arguments", "_meta"})
+"""Fields of a message and of its parameters that decide how it is guarded."""
 _DIGITS = re.compile(rb"\d{19}")
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _INTEGER = re.compile(rb"(?<![\w.+-])-?\d{19,}(?![\w.])")
@@ -346,14 +350,18 @@ class _Exchange:
         ]
         if response.status_code >= 400:
             self.head, self.body = (response.status_code, headers), await _whole(response)
-            error = _error_in(self.body)
-            if error is not None and error.get("code") in _mcp.UNEXECUTED:
-                raise DidNotHappen(str(error.get("message", "")))
+            message = _mcp.parsed(self.body)
+            error = message.get("error") if isinstance(message, dict) else None
+            if isinstance(error, dict):
+                if error.get("code") in _mcp.UNEXECUTED:
+                    raise DidNotHappen(str(error.get("message", "")))
+                if _mcp.answers(message, self.asked):  # of the tool, not of the transport, whatever the status
+                    return value_of(message)
             import httpx
 
             text = f"The server answered {response.status_code}."
             raise httpx.HTTPStatusError(text, request=httpx.Request("POST", "http://upstream"), response=response)
-        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        if not _is_event_stream(response):
             self.head, self.body = (response.status_code, headers), await _whole(response)
             return value_of(_mcp.parsed(self.body))
         self.head = (response.status_code, headers)
@@ -379,8 +387,7 @@ class _Exchange:
             await self._response.aclose()
             await asyncio.sleep(pause)
             self._response = await self._send(last)
-            kind = self._response.headers.get("content-type", "")
-            if self._response.status_code != 200 or not kind.startswith("text/event-stream"):
+            if self._response.status_code != 200 or not _is_event_stream(self._response):
                 raise ConnectionResetError("The server ended the stream without an answer, and does not go on with it.")
 
     async def deliver(self, task: asyncio.Task[Given], answer: Reply) -> Callable[[], Awaitable[None]]:
@@ -515,6 +522,7 @@ def checked(body: bytes) -> _mcp.Request | None:
     if _DIGITS.search(body) and any(map(_is_rounded, _INTEGER.findall(_TEXT.sub(b'""', body)))):
         text = "The message has an integer of more than 64 bits, which would be rounded here. Send it as text."
         raise _malformed(INVALID_REQUEST, text)
+    _check_names(body, message)
     if "method" not in message:
         return None
     asked, place = _mcp.read_request(body), message.get("id")
@@ -530,6 +538,27 @@ def checked(body: bytes) -> _mcp.Request | None:
     return asked
 
 
+def _check_names(body: bytes, message: dict[str, Any]) -> None:
+    """Refuse names that other parsers read differently: some take the first of two equal ones, some ignore case."""
+    params = message.get("params")
+    for known, given in ((_FIELDS, message), (_PARAMS, params if isinstance(params, dict) else {})):
+        for name in given:
+            if name not in known and name.lower() in known:
+                raise _malformed(INVALID_REQUEST, f"The message has a field {name!r}; write {name.lower()!r}.")
+    try:
+        json.loads(body, object_pairs_hook=_check_unique)
+    except (RecursionError, ValueError):
+        text = "The message is nested too deeply, or has a number that is too long."
+        raise _malformed(INVALID_REQUEST, text) from None
+
+
+def _check_unique(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = next(name for number, name in enumerate(names) if name in names[:number])
+        raise _malformed(INVALID_REQUEST, f"The message has the field {twice!r} twice in one object.")
+
+
 def _is_rounded(integer: bytes) -> bool:
     return len(integer) > 20 or not -(2**63) <= int(integer) < 2**64
 
@@ -541,20 +570,29 @@ def _malformed(code: int, text: str, place: Any = None) -> Refused:
 
 def check_headers(request: Request, asked: _mcp.Request) -> None:
     """Refuse a request whose headers contradict its body; in the newest revision they repeat it."""
-    named = request.named
-    if named.get("mcp-protocol-version", "") < _mcp.NEWEST:
+    told = {name: _values(request.headers, name) for name in ("MCP-Protocol-Version", "Mcp-Method", "Mcp-Name")}
+    revisions = told["MCP-Protocol-Version"] | ({asked.revision} if asked.revision else set())
+    if max(revisions, default="") < _mcp.NEWEST:
         return
     field = _NAMED.get(asked.method)
     said = None if field is None else asked.params.get(field)
     wrong = ""
-    if named.get("mcp-method", asked.method) != asked.method:
+    if len(revisions) > 1:
+        wrong = "MCP-Protocol-Version"
+    elif not told["Mcp-Method"] <= {asked.method}:
         wrong = "Mcp-Method"
-    elif "mcp-name" in named and said is not None and _plain(named["mcp-name"]) != said:
+    elif said is not None and not set(map(_plain, told["Mcp-Name"])) <= {said}:
         wrong = "Mcp-Name"
     if wrong:
         text = f"The header {wrong} and the body differ."
         error = {"jsonrpc": "2.0", "id": asked.id, "error": {"code": HEADER_MISMATCH, "message": text}}
         raise Refused(400, "header_mismatch", text, message=error)
+
+
+def _values(headers: Headers, name: str) -> set[str]:
+    """All values of a header: a server may read another one of several than this proxy does."""
+    wanted = name.lower().encode()
+    return {value.decode("latin-1").strip() for field, value in headers if field.lower() == wanted}
 
 
 def _plain(text: str) -> str | None:
@@ -567,6 +605,10 @@ def _plain(text: str) -> str | None:
         return data.decode() if base64.b64encode(data).decode() == found[1] else None
     except (binascii.Error, UnicodeDecodeError, ValueError):
         return None
+
+
+def _is_event_stream(response: Any) -> bool:
+    return bool(response.headers.get("content-type", "").lower().startswith("text/event-stream"))
 
 
 async def _events(response: Any) -> AsyncIterator[bytes]:
@@ -586,12 +628,6 @@ async def _whole(response: Any) -> bytes:
         if len(body) > _mcp.LARGEST:
             raise ConnectionResetError(f"The server sent a message of over {_mcp.LARGEST} bytes.")
     return bytes(body)
-
-
-def _error_in(body: bytes) -> dict[str, Any] | None:
-    message = _mcp.parsed(body)
-    error = message.get("error") if isinstance(message, dict) else None
-    return error if isinstance(error, dict) else None
 
 
 class Notices:

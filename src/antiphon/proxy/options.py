@@ -14,6 +14,7 @@ from antiphon.errors import InvalidInput
 RESERVED_META = "io.modelcontextprotocol/"
 _NO_IDENTITY = frozenset({"progresstoken", "traceparent", "tracestate", "baggage", "clientinfo"})
 _META_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+_WILDCARD = re.compile(r"[*?\[]")
 _MAX_BREAKERS = 1000
 
 
@@ -39,13 +40,28 @@ class ToolRules:
     """The rules from ``--tool SERVER/TOOL:OPTIONS``; later ones override earlier ones."""
 
     def __init__(
-        self, texts: Iterable[str] = (), *, window_s: float, policies: Collection[str] = (), one_server: bool = False
+        self,
+        texts: Iterable[str] = (),
+        *,
+        window_s: float,
+        policies: Collection[str] = (),
+        one_server: bool = False,
+        servers: Collection[str] | None = None,
     ) -> None:
-        """``approve=NAME`` may name one of *policies*. With *one_server*, rules are ``TOOL:OPTIONS``."""
+        """``approve=NAME`` may name one of *policies*. With *one_server*, rules are ``TOOL:OPTIONS``.
+
+        A rule whose server is not one of *servers* is an error: its tools would not be guarded as it says.
+        """
         self._one_server = one_server
         self._default = ToolRule(window_s)
         self._rules = [self._read(text) for text in texts]
-        for _, fields in self._rules:
+        for pattern, fields in self._rules:
+            server = pattern.partition("/")[0]
+            if servers is not None and not _WILDCARD.search(server) and server not in servers:
+                raise InvalidInput(
+                    f"--tool {pattern} names no MCP server.",
+                    hint=f"Servers given with --mcp: {', '.join(sorted(servers)) or 'none'}.",
+                )
             policy = fields.get("approve", "always")
             if policy != "always" and policy not in policies:
                 raise InvalidInput(
@@ -72,6 +88,8 @@ class ToolRules:
         fields: dict[str, Any] = {}
         for option in options.split(","):
             name, _, value = option.strip().partition("=")
+            if self._one_server and name not in ("read", "approve"):  # the others are about connections
+                raise wrong
             if name in ("read", "guard_handed_over") and not value:
                 fields[name] = True
             elif name == "approve" and re.fullmatch(r"[A-Za-z0-9_-]{0,64}", value):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from antiphon.errors import InvalidInput
 
@@ -57,24 +58,34 @@ class Upstream(NamedTuple):
         return f"{address}?{query.decode('latin-1')}" if query else address
 
 
+def _is_address(parts: SplitResult) -> bool:
+    """Whether requests can be sent there, and a path can follow."""
+    with contextlib.suppress(ValueError):  # of a port that is out of range
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        return bool(named) and not (parts.query or parts.fragment)
+    return False
+
+
 def upstreams(models: Iterable[str], servers: Iterable[str]) -> dict[str, Upstream]:
     """The allow-list: the well-known providers plus those given as ``name=URL``."""
     found = {name: Upstream(name, url) for name, url in MODELS.items()}
+    given: set[str] = set()
     for option, texts in (("--upstream", models), ("--mcp", servers)):
         for text in texts:
             name, _, url = text.partition("=")
             parts = urlsplit(url)
             if not NAME.fullmatch(name) or name in RESERVED or set(name) <= {"."}:
                 raise InvalidInput(f"{option} {text!r} has no usable name.", hint=f"Write: {option} name=https://…")
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            if not _is_address(parts):
                 hint = f"Write: {option} {name}=https://server.example/path, without a query."
                 raise InvalidInput(f"{option} {name} is no http or https address.", hint=hint)
             if parts.username is not None or parts.password is not None:
                 raise InvalidInput(
                     f"{option} {name} has a password in its address.", hint="Clients send credentials in headers."
                 )
-            if option == "--mcp" and found.get(name) is not None and not found[name].mcp and name not in MODELS:
+            if name in given:
                 raise InvalidInput(f"{name} is given twice.", hint="Each upstream needs a name of its own.")
+            given.add(name)
             found[name] = Upstream(name, url.rstrip("/"), option == "--mcp")
     return found
 
@@ -106,5 +117,5 @@ def headers_by_name(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]
     """Headers by lower-case name, as text; the first of several with the same name."""
     found: dict[str, str] = {}
     for name, value in headers:
-        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1").strip())
     return found

@@ -107,6 +107,13 @@ _UNREADABLE = (
     b'{"id": 1, "method": "tools/call", "params": {"name": "charge"}}',
     b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "x", "arguments": {"x": %d}}}' % 2**64,
     b'{"jsonrpc": "2.0", "id": %d, "method": "tools/call", "params": {"name": "charge"}}' % (-(2**63) - 1),
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "method": "tools/list", "params": {"name": "charge"}}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list", "meth\\u006fd": "tools/call", "params": {"name": "charge"}}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list", "Method": "tools/call", "params": {"name": "charge"}}',
+    b'{"jsonrpc": "2.0", "id": 1, "METHOD": "tools/call", "params": {"name": "charge"}}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "look", "name": "charge"}}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "look", "Name": "charge"}}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "x", "arguments": {"n": 1, "n": 9}}}',
     '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge"}}'.encode("utf-16"),
 )
 
@@ -153,7 +160,7 @@ def test_a_line_that_cannot_be_read_reaches_no_server_on_stdio(app: Antiphon) ->
 
     assert asyncio.run(session()) == 0
     answers = [json.loads(line) for line in told]
-    assert [answer["error"]["code"] for answer in answers if "error" in answer].count(-32600) == 6
+    assert [answer["error"]["code"] for answer in answers if "error" in answer].count(-32600) == 13
     assert answers[-1] == {"jsonrpc": "2.0", "id": 1.5, "result": {"seen": 1}}
     assert len(answers) == len(_UNREADABLE) + 1
 

@@ -307,6 +307,37 @@ def test_a_server_that_breaks_off_leaves_an_unknown_outcome_and_is_not_asked_aga
     assert len(asked) == 1  # never sent again
 
 
+@pytest.mark.parametrize(
+    ("place", "code", "times"), [("1", -32010, 1), ("1", -32602, 1), ("1", -32021, 2), ("null", -32010, 2)]
+)
+def test_an_error_of_the_tool_is_its_answer_whatever_the_status(
+    app: Antiphon, place: str, code: int, times: int
+) -> None:
+    """One that answers no request, or says that nothing was executed, lets the call run again."""
+    asked: list[bytes] = []
+    error = b'{"jsonrpc": "2.0", "id": %s, "error": {"code": %d, "message": "no"}}' % (place.encode(), code)
+    said = b"HTTP/1.1 422 No\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection:
+                asked.append(connection.recv(65536))
+                connection.sendall(said % (len(error), error))
+
+    threading.Thread(target=answer, daemon=True).start()
+    with serving(app, mcp=f"http://127.0.0.1:{listening.getsockname()[1]}") as served:
+        key = {"headers": {"idempotency-key": "k1"}}
+        first, again = _post(served, "A1", **key), _post(served, "A1", **key)
+        listening.close()
+    assert first["error"]["code"] == again["error"]["code"] == code
+    assert len(asked) == times
+
+
 def test_headers_that_contradict_the_body_are_refused_unexecuted(app: Antiphon, desk: Desk) -> None:
     with serving(app, mcp=desk.url) as served:
         for wrong in ({"mcp-method": "tools/list"}, {"mcp-name": "slow"}, {"mcp-name": "=?base64?!!?="}):

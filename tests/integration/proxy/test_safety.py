@@ -112,7 +112,18 @@ def test_live_passes_on_and_records_nothing_and_retries_if_told_so(app: Antiphon
 
 def test_the_list_of_upstreams_is_checked() -> None:
     assert upstreams(["local=http://127.0.0.1:11434/"], [])["local"].url == "http://127.0.0.1:11434"
-    for wrong in ("x", "x=ftp://a", "run=http://a", "x=http://user:pw@a", "..=http://a", "x=http://a?b=1"):
+    for twice in ((["x=http://a", "x=http://b"], []), (["x=http://a"], ["x=http://b"])):
+        with pytest.raises(InvalidInput, match="x is given twice"):
+            upstreams(*twice)
+    for wrong in (
+        "x",
+        "x=http://a:99999",
+        "x=ftp://a",
+        "run=http://a",
+        "x=http://user:pw@a",
+        "..=http://a",
+        "x=http://a?b=1",
+    ):
         with pytest.raises(InvalidInput):
             upstreams([wrong], [])
     with pytest.raises(InvalidInput):

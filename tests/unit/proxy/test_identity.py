@@ -10,7 +10,7 @@ from antiphon.adapters import _mcp
 from antiphon.contract.spec import DidNotHappen
 from antiphon.proxy.clients import Refused, Request
 from antiphon.proxy.mcp import CALL_ID, ERROR, check_headers, identity_of, scope_of, value_of
-from antiphon.proxy.upstreams import Upstream
+from antiphon.proxy.upstreams import Upstream, headers_by_name
 
 
 def _request(client: str = "c", run: str | None = "r", server: str = "s", **headers: str) -> Request:
@@ -75,10 +75,32 @@ def test_other_errors_are_answers(code: int) -> None:
 )
 def test_headers_of_the_newest_revision_fit_the_body(headers: dict[str, str], fits: bool) -> None:
     newest = {"mcp-protocol-version": "2026-07-28", **headers}
-    check_headers(_request()._replace(named={**newest, "mcp-protocol-version": "2025-11-25"}), _asked())
+    check_headers(_sent({**newest, "mcp-protocol-version": "2025-11-25"}), _asked())
     if fits:
-        check_headers(_request()._replace(named=newest), _asked())
+        check_headers(_sent(newest), _asked())
     else:
-        with pytest.raises(Refused) as refused:
-            check_headers(_request()._replace(named=newest), _asked())
-        assert refused.value.more["message"]["error"]["code"] == -32020
+        _mismatch(_sent(newest), _asked())
+
+
+def test_each_value_of_a_header_and_the_revision_fit_the_body() -> None:
+    newest = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call", "mcp-name": "charge"}
+    asked = _asked(_meta={"io.modelcontextprotocol/protocolVersion": "2026-07-28"})
+    check_headers(_sent({**newest, "mcp-method": "tools/call "}), asked)
+    for name, value in (("mcp-name", "refund"), ("Mcp-Method", "tools/list"), ("mcp-protocol-version", "2027-01-01")):
+        _mismatch(_sent(newest, (name, value)), asked)
+    assert headers_by_name([(b"Idempotency-Key", b" k1\t")]) == {"idempotency-key": "k1"}
+    for changed in ({"mcp-protocol-version": "2025-11-25"}, {"mcp-protocol-version": "2026-07-28x"}):
+        _mismatch(_sent({**newest, **changed}), asked)
+    _mismatch(_sent({"mcp-name": "refund"}), asked)  # the body alone says that it is the newest revision
+    _mismatch(_sent(newest), _asked(_meta={"io.modelcontextprotocol/protocolVersion": "2025-11-25"}))
+
+
+def _sent(headers: dict[str, str], *more: tuple[str, str]) -> Request:
+    pairs = [(name.encode(), value.encode()) for name, value in (*headers.items(), *more)]
+    return _request()._replace(headers=pairs, named=headers_by_name(pairs))
+
+
+def _mismatch(request: Request, asked: _mcp.Request) -> None:
+    with pytest.raises(Refused) as refused:
+        check_headers(request, asked)
+    assert refused.value.more["message"]["error"]["code"] == -32020

@@ -33,8 +33,17 @@ def test_rules_for_one_server_name_tools_only() -> None:
     rules = ToolRules(["*:read", "files/write:approve"], window_s=0, one_server=True)
     assert rules.of("desk", "look") == ToolRule(0, read=True)
     assert rules.of("desk", "files/write") == ToolRule(0, read=True, approve="always")
-    with pytest.raises(InvalidInput, match="--tool ':read' cannot be read"):
-        ToolRules([":read"], window_s=0, one_server=True)
+    for text in (":read", "look:window=3", "look:on_disconnect=cancel", "look:guard_handed_over"):
+        with pytest.raises(InvalidInput, match=f"--tool '{text}' cannot be read"):
+            ToolRules([text], window_s=0, one_server=True)
+
+
+def test_a_rule_for_a_server_that_is_not_there_is_refused() -> None:
+    for text in ("shop/charge:approve", "*/charge:approve", "sh*/charge:approve"):
+        ToolRules([text], window_s=0, servers=["shop"])
+    with pytest.raises(InvalidInput, match="--tool shpo/charge names no MCP server") as caught:
+        ToolRules(["shpo/charge:approve"], window_s=0, servers=["shop"])
+    assert "Servers given with --mcp: shop." in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["", "progressToken", "traceparent", "io.modelcontextprotocol/clientInfo", "a b"])
