@@ -60,7 +60,7 @@ _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
     flag("--yes", "do not ask"),
     flag("--dry-run", "resolve: check it and change nothing"),
     argument("--reason", default="", help="recorded in the audit log"),
-    argument("--limit", type=positive_int, default=50),
+    argument("--limit", type=positive_int, default=50, metavar="N", help="list: at most N claims (default 50)"),
     TENANT,
     CONFIG,
     JSON,
@@ -85,12 +85,13 @@ def claims(arguments: argparse.Namespace) -> int:
         place = app.store.url
         if arguments.what == "list" and not result:
             nothing = _nothing(app, arguments)
+        more = arguments.what == "list" and len(result) > arguments.limit
     if arguments.what == "resolve" and arguments.reconcile:
         ui.output(arguments, result, _said(result))
     elif arguments.what == "list":
-        ui.output(
-            arguments, {"claims": result, "store": place}, _claims(result, arguments.tenant) if result else nothing
-        )
+        listed = result[: arguments.limit]
+        said = _claims(listed, arguments.tenant, more=more) if listed else nothing
+        ui.output(arguments, {"claims": listed, "more": more, "store": place}, said)
     elif arguments.what == "show":
         ui.print_json(result)
     else:
@@ -108,7 +109,7 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
     if arguments.what == "list":
         if keys:
             raise InvalidInput("antiphon claims list takes no key.", hint="One claim: antiphon claims show KEY")
-        return await admin.claims(**chosen, state=arguments.state, limit=arguments.limit)
+        return await admin.claims(**chosen, state=arguments.state, limit=arguments.limit + 1)
     if arguments.what == "show":
         return await admin.claim(arguments.key)
     if arguments.what == "clear":
@@ -237,7 +238,7 @@ def _state(claim: dict[str, Any]) -> str:
     return "worker lost" if claim["lost"] else str(claim["state"])
 
 
-def _claims(found: list[dict[str, Any]], tenant: str | None) -> Iterator[str]:
+def _claims(found: list[dict[str, Any]], tenant: str | None, *, more: bool) -> Iterator[str]:
     now = time.time() * 1000
     head = ("CLAIM", "TOOL", "STATE", "SESSION", "CALL", "AGE", "EXPIRES", "ERROR", "ARGUMENTS")
     rows = [
@@ -254,6 +255,8 @@ def _claims(found: list[dict[str, Any]], tenant: str | None) -> Iterator[str]:
         for claim in found
     ]
     yield ui.table(head, rows, shorten={8: 20, 3: 9, 4: 9, 1: 9}, keep=(2,))
+    if more:
+        yield ui.yellow(f"There are more than these {len(found)}: --limit N lists up to N.")
     unknown = sum(claim["state"] == "unknown" or claim["lost"] for claim in found)
     if unknown:
         settle = f"antiphon claims resolve CLAIM{f' --tenant {ui.safe(tenant)}' if tenant else ''}"

@@ -72,7 +72,11 @@ def test_what_reconcile_knows_is_settled_and_the_rest_stays_unknown(shop: Comman
     assert asked.code == 2, "nobody is there to answer the question"
     assert "2 of 5 unknown outcomes will be settled like this" in asked.err
     assert "receipt 1" in asked.err
-    assert len(shop("claims", "list", "--state", "unknown", "--json").json["claims"]) == 5
+    listed = shop("claims", "list", "--state", "unknown", "--json").json
+    assert (len(listed["claims"]), listed["more"]) == (5, False)
+    few = shop("claims", "list", "--state", "unknown", "--limit", "3", "--json").json
+    assert (len(few["claims"]), few["more"]) == (3, True)
+    assert "There are more than these 3" in shop("claims", "list", "--limit", "3").out
     settled = shop(*resolve, "--yes", "--json").json
     assert (settled["resolved"], settled["unknown"]) == (2, 3)
     said = {claim["arguments"][10:13]: (claim["verdict"], claim["value"], claim["why"]) for claim in settled["claims"]}
