@@ -82,13 +82,13 @@ def encode(value: Any, decode: Callable[[bytes], Any] = plain) -> bytes:
             pass
     from antiphon._gateway.tagged import EXACT, exactly, has_classes, tagged
 
-    form = exactly(value)
-    if form is None and value is not None:
-        try:
+    try:
+        form = exactly(value)
+        if form is None and value is not None:
             return orjson.dumps(tagged(value, classes=False))
-        except Exception as error:
-            raise NotSerialisable(f"{kind.__name__}: {error}") from None
-    return orjson.dumps(form if decode is plain or value is None or has_classes(form) else {EXACT: form})
+        return orjson.dumps(form if decode is plain or value is None or has_classes(form) else {EXACT: form})
+    except Exception as error:  # also of data that is nested too deeply
+        raise NotSerialisable(f"{kind.__name__}: {error}") from None
 
 
 def revived(value: Any) -> Any:

@@ -341,3 +341,24 @@ def test_a_small_record_takes_little_memory() -> None:
         assert tracemalloc.get_traced_memory()[0] / 300 < 3000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("depth", [253, 254, 300, 2_000, 100_000])
+def test_a_result_that_is_nested_too_deeply_is_given_once_and_never_made_twice(depth: int) -> None:
+    rig, made = Rig(), []
+
+    @rig.gateway.tool(idempotent=False, key="order")
+    def nest(order: str) -> list[Any]:
+        made.append(order)
+        value: list[Any] = []
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    assert isinstance(nest("o-1"), list)
+    if depth < 254:
+        assert isinstance(nest("o-1"), list)
+    else:
+        with pytest.raises(ResultNotKept, match="succeeded"):
+            nest("o-1")
+    assert made == ["o-1"]
