@@ -16,6 +16,7 @@ import pytest
 from antiphon.ports import BreakerRow, Claimed, SyncJournal
 from antiphon.stores import PostgresStore
 from antiphon.stores.postgres import wait as wait_module
+from antiphon.stores.postgres.connection import SyncConnection
 from antiphon.stores.postgres.engine import Engine
 from antiphon.stores.postgres.journal import PostgresJournal
 from tests.integration.stores.postgres_kit import Background, done, eventually, look, request_for
@@ -329,3 +330,24 @@ def test_a_listener_that_raises_does_not_end_the_listening(postgres_database: st
     journal.save_breaker("acme", BreakerRow("b", "OPEN", 1, 0, "", 1))
     eventually(lambda: "b" in heard)
     journal.close()
+
+
+def test_what_is_announced_while_breakers_are_read_is_read_again(
+    postgres_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    fetch, saved = SyncConnection.fetch, threading.Event()
+    with closing(PostgresStore(postgres_database).open_sync()) as journal:
+        journal.save_breaker("acme", BreakerRow("a", "OPEN", 1, 0, "", 1))
+
+        async def fetch_and_hear(self: SyncConnection, name: str, params: Any, **more: Any) -> Any:
+            rows = await fetch(self, name, params, **more)
+            if name == "load_breakers" and not saved.is_set():
+                saved.set()
+                journal.save_breaker("acme", BreakerRow("b", "OPEN", 1, 0, "", 1))
+                await fetch(self, name, params, **more)  # takes the announcement off the socket
+            return rows
+
+        monkeypatch.setattr(SyncConnection, "fetch", fetch_and_hear)
+        journal.subscribe_breakers("acme", lambda row: heard.append(row.key))
+        eventually(lambda: heard == ["a", "b"])

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 
 import psycopg
+from psycopg.pq.abc import PGconn
 
 from antiphon._daemon import Daemon
 from antiphon._drive import drive
@@ -159,11 +160,15 @@ class Subscriber:
         for start in range(0, len(due), _BATCH):
             self._look(connection, due[start : start + _BATCH])
         self._publish_breakers(connection)
-        if due:
-            return
         socket = connection.pgconn
+        self._read_notifications(socket)  # those that came with the answers: the socket does not show them any more
+        if due or self._changed:
+            return
         _sleep_until(signals, socket.socket, None if wake_up is None else max(0.0, wake_up - time.monotonic()))
         socket.consume_input()
+        self._read_notifications(socket)
+
+    def _read_notifications(self, socket: PGconn) -> None:
         while (notify := socket.notifies()) is not None:
             self._notified(notify.extra.decode())
 
