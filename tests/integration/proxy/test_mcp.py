@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import socket
@@ -270,6 +271,27 @@ def _leave_waiting(served: Served, desk: Desk, more: dict[str, Any], *, credit: 
         _until(lambda: served.proxy._mcp._kept[(120.0, False)]._credits)  # the proxy has noticed
 
 
+@contextlib.contextmanager
+def _answering(said: bytes) -> Iterator[tuple[str, list[bytes]]]:
+    """A server that answers each connection with *said*: its address, and what it was asked."""
+    asked: list[bytes] = []
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection:
+                asked.append(connection.recv(65536))
+                connection.sendall(said)
+
+    threading.Thread(target=answer, daemon=True).start()
+    with listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -282,26 +304,10 @@ def _leave_waiting(served: Served, desk: Desk, more: dict[str, Any], *, credit: 
     ],
 )
 def test_a_server_that_breaks_off_leaves_an_unknown_outcome_and_is_not_asked_again(app: Antiphon, said: bytes) -> None:
-    listening = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    asked: list[bytes] = []
-
-    def answer() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            asked.append(connection.recv(65536))
-            connection.sendall(said)
-            connection.close()
-
-    threading.Thread(target=answer, daemon=True).start()
-    with serving(app, mcp=url) as served:
+    with _answering(said) as (url, asked), serving(app, mcp=url) as served:
         key = {"headers": {"idempotency-key": "k1"}}
         first = _post(served, "A1", **key)
         again = _post(served, "A1", **key)
-        listening.close()
     assert first["result"]["isError"]
     assert again["result"]["_meta"]["dev.antiphon/outcome"] == "outcome_unknown"
     assert len(asked) == 1  # never sent again
@@ -314,26 +320,11 @@ def test_an_error_of_the_tool_is_its_answer_whatever_the_status(
     app: Antiphon, place: str, code: int, times: int
 ) -> None:
     """One that answers no request, or says that nothing was executed, lets the call run again."""
-    asked: list[bytes] = []
     error = b'{"jsonrpc": "2.0", "id": %s, "error": {"code": %d, "message": "no"}}' % (place.encode(), code)
-    said = b"HTTP/1.1 422 No\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
-    listening = socket.create_server(("127.0.0.1", 0))
-
-    def answer() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            with connection:
-                asked.append(connection.recv(65536))
-                connection.sendall(said % (len(error), error))
-
-    threading.Thread(target=answer, daemon=True).start()
-    with serving(app, mcp=f"http://127.0.0.1:{listening.getsockname()[1]}") as served:
+    head = b"HTTP/1.1 422 No\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    with _answering(head % len(error) + error) as (url, asked), serving(app, mcp=url) as served:
         key = {"headers": {"idempotency-key": "k1"}}
         first, again = _post(served, "A1", **key), _post(served, "A1", **key)
-        listening.close()
     assert first["error"]["code"] == again["error"]["code"] == code
     assert len(asked) == times
 
