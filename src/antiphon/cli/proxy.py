@@ -97,7 +97,7 @@ def proxy(arguments: argparse.Namespace) -> int:
         from antiphon.host.http.app import leave_to_stay
         from antiphon.host.http.connections import ServerConfig
     except ImportError as error:
-        raise missing_extra(error.name or "aiohttp", "proxy", "antiphon proxy") from None
+        raise missing_extra(error.name or "httpx", "proxy", "antiphon proxy") from None
     from antiphon.contract.spec import BreakerPolicy
     from antiphon.host import logs
     from antiphon.host.http.endpoint import is_loopback

@@ -1,124 +1,386 @@
-"""Connections to an upstream: an httpx transport on top of aiohttp."""
+"""Connections to an upstream: an httpx transport that reads responses with httptools."""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import re
-from collections.abc import AsyncIterator
-from urllib.parse import urlsplit
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import aiohttp
+import httptools
 import httpx
-from multidict import CIMultiDict
-from yarl import URL
+from aiohappyeyeballs import start_connection
 
 from antiphon.host.http.app import _trusted
 
-_AUTO_HEADERS = ("accept", "accept-encoding", "content-type", "user-agent")
-"""Headers that aiohttp adds by default; the upstream gets only what the client sent."""
+_IDLE_S = 30.0
+"""How long an idle connection is kept."""
 _MAX_HEAD_BYTES = 65_536
+_MAX_HELD_BYTES = 65_536
+"""Bytes of a body that may wait for their reader; then the connection is not read until they are gone."""
+_NEXT_ADDRESS_S = 0.25
+"""How long one address of a host may take before the next is tried beside it (RFC 8305)."""
 _INVALID_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _INVALID_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-"""Not allowed in a header (RFC 9110, section 5); aiohttp accepts some of it."""
+"""Not allowed in a header (RFC 9110, section 5); the parser accepts some of it."""
+_WITH_CONTENT = ("POST", "PUT", "PATCH")
+_PORTS = {"http": 80, "https": 443}
+Headers = list[tuple[bytes, bytes]]
 
 
 class UpstreamTransport:
     """A transport to one upstream: no cookies, redirects or retries; uses the environment's proxy if there is one.
 
-    Connecting may take *connect_s*; *read_s* is the longest pause between two reads.
+    Connecting may take *connect_s*, and so may waiting for one of *max_connections*; *read_s* is the longest pause
+    between two reads.
     """
 
     def __init__(self, url: str, max_connections: int, *, connect_s: float, read_s: float) -> None:
-        parts = urlsplit(url)
-        self._is_secure = parts.scheme == "https"
-        self._max_connections = max_connections
-        self._timeouts = aiohttp.ClientTimeout(connect=2 * connect_s, sock_connect=connect_s, sock_read=read_s)
-        self._session: aiohttp.ClientSession | None = None
-        proxies = {} if proxy_bypass(parts.hostname or "") else getproxies()
-        proxy_url = proxies.get(parts.scheme) or proxies.get("all")
-        proxy = URL(proxy_url) if proxy_url else None
-        self._proxy = proxy and proxy.with_user(None)
-        self._proxy_auth = aiohttp.BasicAuth.from_url(proxy) if proxy else None
-
-    def _open(self) -> aiohttp.ClientSession:
-        trusted = _trusted() if self._is_secure else False
-        session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=trusted, limit=self._max_connections, keepalive_timeout=30),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            timeout=self._timeouts,
-            skip_auto_headers=_AUTO_HEADERS,
-            max_line_size=_MAX_HEAD_BYTES,
-            max_field_size=_MAX_HEAD_BYTES,
-            max_headers=1_000,
-        )
-        session._retry_connection = False  # otherwise PUT and DELETE are resent when the connection breaks
-        return session
+        self._route = _Route(url)
+        self._connect_s, self._read_s = connect_s, read_s
+        self._free = asyncio.Semaphore(max_connections)
+        self._idle: list[_Connection] = []
+        """The most recently used comes last."""
+        self._sweep: asyncio.TimerHandle | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send *request* and return the response once its headers have arrived."""
-        if self._session is None:
-            self._session = self._open()
+        message = self._route.message(request)
         try:
-            response = await self._session.request(
-                request.method,
-                URL(str(request.url), encoded=True),
-                headers=CIMultiDict([(name.decode(), _text(value)) for name, value in request.headers.raw]),
-                data=aiohttp.BytesPayload(request.content) if request.content else None,
-                allow_redirects=False,
-                proxy=self._proxy,
-                proxy_auth=self._proxy_auth,
-            )
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise _as_httpx_error(error, request) from None
-        if not 200 <= response.status <= 599:  # a protocol switch, or not HTTP: nothing to forward
-            response.close()
-            raise httpx.RemoteProtocolError(f"The status {response.status} is no answer.", request=request)
-        if any(_INVALID_NAME.search(name) or _INVALID_VALUE.search(value) for name, value in response.raw_headers):
-            response.close()
-            raise httpx.RemoteProtocolError("A header of the answer cannot be passed on.", request=request)
-        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response, request))
+            connection = await self._connection()
+        except TimeoutError:
+            raise httpx.ConnectTimeout("No connection was made in time.", request=request) from None
+        except (OSError, UnicodeError) as error:
+            raise httpx.ConnectError(str(error), request=request) from None
+        exchange = _Exchange(connection, self._read_s, self._give_back, request.method)
+        try:
+            status, headers = await exchange.send(message)
+        except BaseException:
+            exchange.end()
+            raise
+        return httpx.Response(status, headers=headers, stream=exchange)
 
     async def aclose(self) -> None:
-        """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
+        """Close the idle connections."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connection(self) -> _Connection:
+        """An idle connection, or else a new one."""
+        async with asyncio.timeout(self._connect_s if self._free.locked() else None):
+            await self._free.acquire()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed:
+                return connection
+        try:
+            async with asyncio.timeout(self._connect_s):
+                return await self._route.connect(self._read_s)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def _give_back(self, connection: _Connection) -> None:
+        self._free.release()
+        if connection.is_closed:
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = loop.call_later(_IDLE_S, self._close_idle)
+
+    def _close_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        for connection in self._idle:
+            if connection.idle_since <= loop.time() - _IDLE_S:
+                connection.close()
+        self._idle = [connection for connection in self._idle if not connection.is_closed]
+        self._sweep = loop.call_later(_IDLE_S, self._close_idle) if self._idle else None
 
 
-class _Body(httpx.AsyncByteStream):
-    """A response body, streamed as it arrives."""
+class _Route:
+    """How an upstream is reached: directly, or through the proxy that the environment names."""
 
-    def __init__(self, response: aiohttp.ClientResponse, request: httpx.Request) -> None:
-        self._response, self._request = response, request
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._is_secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
+        proxies = {} if proxy_bypass(self._host) else getproxies()
+        address = proxies.get(parts.scheme) or proxies.get("all")
+        self._proxy = urlsplit(address if "://" in address else f"http://{address}") if address else None
+        self._credentials: Headers = []
+        if self._proxy and self._proxy.username is not None:
+            pair = b":".join(unquote_to_bytes(part or "") for part in (self._proxy.username, self._proxy.password))
+            self._credentials = [(b"proxy-authorization", b"Basic " + base64.b64encode(pair))]
+
+    def message(self, request: httpx.Request) -> bytes:
+        """*request* as it is sent."""
+        url, headers, content = request.url, request.headers.raw, request.content
+        named = {name.lower() for name, _ in headers}
+        if b"host" not in named:
+            headers = [(b"host", url.netloc), *headers]
+        if b"content-length" not in named and (content or request.method in _WITH_CONTENT):
+            headers.append((b"content-length", b"%d" % len(content)))
+        target = url.raw_path
+        if self._proxy is not None and not self._is_secure:
+            target = b"%b://%b%b" % (url.raw_scheme, url.netloc, target)
+            headers += self._credentials
+        return _head_of(request.method, target, headers) + content
+
+    async def connect(self, read_s: float) -> _Connection:
+        """Open a connection; nothing of a request has been sent until this returns."""
+        trusted = _trusted() if self._is_secure else None
+        if self._proxy is None:
+            return await _Connection.open(self._host, self._port, trusted)
+        scheme = self._proxy.scheme
+        host, port = self._proxy.hostname or "", self._proxy.port or _PORTS[scheme]
+        connection = await _Connection.open(host, port, _trusted() if scheme == "https" else None)
+        if trusted is not None:
+            place = httpx.URL(scheme="https", host=self._host, port=self._port).raw_host + b":%d" % self._port
+            await connection.tunnel(_head_of("CONNECT", place, [(b"host", place), *self._credentials]), read_s)
+            await connection.secure(trusted, self._host)
+        return connection
+
+
+def _head_of(method: str, target: bytes, headers: Headers) -> bytes:
+    head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method.encode(), target, b"".join([b"%b: %b\r\n" % one for one in headers]))
+    if not head.count(b"\n") == head.count(b"\r") == len(headers) + 2:
+        raise httpx.LocalProtocolError("A header contains a line break.")
+    return head
+
+
+class _Connection(asyncio.Protocol):
+    """A connection to an upstream, for one exchange at a time."""
+
+    transport: asyncio.Transport
+    exchange: _Exchange | None = None
+    is_closed: bool = False
+    idle_since: float = 0.0
+
+    @classmethod
+    async def open(cls, host: str, port: int, trusted: ssl.SSLContext | None) -> _Connection:
+        """Connect to the address of *host* that answers first."""
+        loop = asyncio.get_running_loop()
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        opened = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            name = None if trusted is None else host
+            _, found = await loop.create_connection(cls, sock=opened, ssl=trusted, server_hostname=name)
+        except BaseException:
+            opened.close()
+            raise
+        return found
+
+    async def tunnel(self, asked: bytes, read_s: float) -> None:
+        """Have a proxy connect us to the upstream."""
+        exchange = _Exchange(self, read_s, lambda _: None, "CONNECT")
+        try:
+            status, _ = await exchange.send(asked)
+            if not 200 <= status <= 299:
+                raise ConnectionError(f"The proxy of the environment answered {status}.")
+        except BaseException as error:
+            exchange.end()
+            self.close()
+            if isinstance(error, httpx.RequestError):
+                raise ConnectionError(str(error)) from None
+            raise
+
+    async def secure(self, trusted: ssl.SSLContext, host: str) -> None:
+        """Continue in TLS."""
+        loop = asyncio.get_running_loop()
+        try:
+            secured = await loop.start_tls(self.transport, self, trusted, server_hostname=host)
+        except BaseException:
+            self.close()
+            raise
+        assert secured is not None
+        self.transport = secured
+
+    def close(self) -> None:
+        """Close at once."""
+        self.is_closed = True
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        if self.exchange is None:  # nobody asked
+            self.close()
+        else:
+            self.exchange.feed(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_closed = True
+        if self.exchange is not None:
+            self.exchange.lose(error)
+
+
+class _Exchange(httpx.AsyncByteStream):
+    """A request and its response, whose body is streamed as it arrives."""
+
+    def __init__(
+        self, connection: _Connection, read_s: float, give_back: Callable[[_Connection], None], method: str
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection, self._give_back = connection, give_back
+        self._read_s = read_s
+        self._method = method
+        self._parser = httptools.HttpResponseParser(self)
+        self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
+        self._head: asyncio.Future[tuple[int, Headers]] = self._loop.create_future()
+        self._head_bytes = 0
+        self._headers: Headers = []
+        self._chunks: list[bytes] = []
+        self._held = 0
+        """Bytes in *chunks*."""
+        self._more: asyncio.Future[None] | None = None
+        """Set while the reader waits for a chunk."""
+        self._is_paused = False
+        self._is_over = False
+        self._error: httpx.RequestError | None = None
+
+    async def send(self, message: bytes) -> tuple[int, Headers]:
+        """Send the request and return the status and headers of its response."""
+        self._heard = self._loop.time()
+        self._timer = self._loop.call_later(self._read_s, self._look_at_time)
+        self._connection.exchange = self
+        self._connection.transport.write(message)
+        return await self._head
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            while chunk := await self._response.content.readany():
-                yield chunk
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise _as_httpx_error(error, self._request) from None
+        while True:
+            while not self._chunks:
+                if self._error is not None:
+                    raise self._error
+                if self._is_over:
+                    return
+                self._more = self._loop.create_future()
+                await self._more
+            chunks, self._chunks, self._held = self._chunks, [], 0
+            self._read_again()
+            yield chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def aclose(self) -> None:
-        self._response.close()  # if it was read to the end, its connection is already back in the pool
+        self.end()
 
+    def end(self, *, reusable: bool = False) -> None:
+        """Part from the connection, which is closed unless it can be used again."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._timer.cancel()
+        self._read_again()
+        connection = self._connection
+        connection.exchange = None
+        if not reusable or connection.transport.get_write_buffer_size():  # it did not read all of the request
+            connection.close()
+        self._give_back(connection)
 
-def _as_httpx_error(error: BaseException, request: httpx.Request) -> httpx.RequestError:
-    """The failure as an httpx exception; only connection errors guarantee that nothing was sent."""
-    kind: type[httpx.RequestError] = httpx.ReadError
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        kind = httpx.ConnectTimeout
-    elif isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ClientHttpProxyError)):
-        kind = httpx.ConnectError
-    elif isinstance(error, TimeoutError):
-        kind = httpx.ReadTimeout
-    elif isinstance(error, aiohttp.ClientPayloadError):
-        kind = httpx.RemoteProtocolError
-    return kind(str(error), request=request)
+    def _fail(self, error: httpx.RequestError) -> None:
+        """End with an error, which whoever waits for the head or the body gets."""
+        if self._is_over:
+            return
+        self._error = error
+        if not self._head.done():
+            self._head.set_exception(error)
+        self.end()
 
+    def _wake(self) -> None:
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
 
-def _text(value: bytes) -> str:
-    """A header value as text; it is sent as UTF-8, so UTF-8 keeps its bytes and Latin-1 keeps its characters."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
+    def _look_at_time(self) -> None:
+        if self._is_paused:  # its reader is slow, not the upstream
+            self._heard = self._loop.time()
+        left = self._heard + self._read_s - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look_at_time)
+        else:
+            self._fail(httpx.ReadTimeout(f"Nothing arrived for {self._read_s:g} s."))
+            self._wake()
+
+    def _read_again(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._heard = self._loop.time()
+            if not self._connection.is_closed:
+                self._connection.transport.resume_reading()
+
+    # -- what the connection says --------------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """Read *data* from the upstream."""
+        self._heard = self._loop.time()
+        if not self._head.done():
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(httpx.RemoteProtocolError(f"The response cannot be read: {error}"))
+        if self._head_bytes > _MAX_HEAD_BYTES and not self._head.done():
+            self._fail(httpx.RemoteProtocolError(f"The head of the response exceeds {_MAX_HEAD_BYTES} bytes."))
+        if self._held > _MAX_HELD_BYTES and not self._is_paused and not self._is_over:
+            self._is_paused = True
+            self._connection.transport.pause_reading()
+        if self._chunks or self._is_over:
+            self._wake()
+
+    def lose(self, error: Exception | None) -> None:
+        """The connection has ended."""
+        if not self._head.done():
+            self._fail(httpx.ReadError(str(error or "The connection ended without a response.")))
+        elif error is None and not self._has_length():
+            self.end()
+        else:
+            self._fail(httpx.RemoteProtocolError("The connection ended before the response."))
+        self._wake()
+
+    def _has_length(self) -> bool:
+        """Whether the response says where its body ends, other than by closing the connection."""
+        return any(
+            name.lower() == b"content-length" or (name.lower() == b"transfer-encoding" and b"chunked" in value.lower())
+            for name, value in self._headers
+        )
+
+    # -- what the parser says ------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._is_over:  # a second response, which nobody asked for
+            self._connection.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._head.done():  # trailers are left out
+            self._headers.append((name, value.strip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if 100 <= status < 200 and status != 101:
+            self._headers = []
+        elif not 200 <= status <= 599:
+            self._fail(httpx.RemoteProtocolError(f"The status {status} is no answer."))
+        elif any(_INVALID_NAME.search(name) or _INVALID_VALUE.search(value) for name, value in self._headers):
+            self._fail(httpx.RemoteProtocolError("A header of the answer cannot be passed on."))
+        elif not self._head.done():
+            self._head.set_result((status, self._headers))
+            if self._method in ("CONNECT", "HEAD"):  # there is no body, whatever the headers say
+                self.end(reusable=self._method == "CONNECT" or self._parser.should_keep_alive())
+
+    def on_body(self, data: bytes) -> None:
+        if self._is_over:
+            self._connection.close()
+        else:
+            self._chunks.append(data)
+            self._held += len(data)
+
+    def on_message_complete(self) -> None:
+        if self._head.done():
+            self.end(reusable=self._parser.should_keep_alive())

@@ -1,0 +1,371 @@
+"""The transport to an upstream, against servers that send exactly these bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import uvloop
+
+from antiphon.proxy import transport as transports
+from antiphon.proxy.transport import UpstreamTransport
+from tests.tlsfront import TlsFront
+
+Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Found = tuple[int, list[tuple[bytes, bytes]], bytes]
+_LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+_RESPONSES = {
+    "length": (_LENGTH, (200, [(b"content-length", b"2")], b"ok")),
+    "chunked": (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1;x=y\r\nk\r\n0\r\nx-trailer: 1\r\n\r\n",
+        (200, [(b"Transfer-Encoding", b"chunked")], b"ok"),
+    ),
+    "to the end": (b"HTTP/1.1 200 OK\r\nx: 1\r\n\r\nok", (200, [(b"x", b"1")], b"ok")),
+    "HTTP/1.0": (b"HTTP/1.0 404 No\r\n\r\nno", (404, [], b"no")),
+    "after hints": (
+        b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + _LENGTH,
+        (200, [(b"content-length", b"2")], b"ok"),
+    ),
+    "odd headers": (
+        b"HTTP/1.1 200 OK\r\nX-Empty:\r\nx: \t a b \r\nx: 2\r\ncity: M\xfcnchen\r\ncontent-length: 0\r\n\r\n",
+        (
+            200,
+            [(b"X-Empty", b""), (b"x", b"a b"), (b"x", b"2"), (b"city", b"M\xfcnchen"), (b"content-length", b"0")],
+            b"",
+        ),
+    ),
+    "bare line feeds": (
+        b"HTTP/1.1 200 OK\ncontent-length: 2\n\nok",
+        (200, [(b"content-length", b"2")], b"ok"),
+    ),
+    "no content": (b"HTTP/1.1 204 No Content\r\netag: x\r\n\r\n", (204, [(b"etag", b"x")], b"")),
+    "another protocol offered": (
+        b"HTTP/1.1 200 OK\r\nconnection: upgrade\r\nupgrade: h2\r\ncontent-length: 2\r\n\r\nok",
+        (200, [(b"connection", b"upgrade"), (b"upgrade", b"h2"), (b"content-length", b"2")], b"ok"),
+    ),
+}
+
+
+@contextlib.asynccontextmanager
+async def _serving(serve: Server) -> AsyncIterator[str]:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await serve(reader, writer)
+        writer.close()
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def _to(url: str, *, connections: int = 10, connect_s: float = 30.0, read_s: float = 30.0) -> UpstreamTransport:
+    return UpstreamTransport(url, connections, connect_s=connect_s, read_s=read_s)
+
+
+async def _read(response: httpx.Response, into: list[bytes] | None = None) -> bytes:
+    chunks = [] if into is None else into
+    async for chunk in response.stream:  # type: ignore[union-attr]
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _ask(transport: UpstreamTransport, url: str, *, into: list[bytes] | None = None) -> Found:
+    response = await transport.handle_async_request(httpx.Request("GET", url))
+    return response.status_code, response.headers.raw, await _read(response, into)
+
+
+@pytest.mark.parametrize("name", _RESPONSES)
+def test_a_response_is_the_same_however_its_bytes_are_cut(name: str) -> None:
+    said, expected = _RESPONSES[name]
+    cuts = iter(range(len(said)))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            at = next(cuts)
+            for part in (said[:at], said[at:]):
+                writer.write(part)
+                await asyncio.sleep(0.001)
+            if b"length" not in said and b"hunked" not in said and b" 204 " not in said:
+                return
+
+    async def run() -> None:
+        async with _serving(serve) as url:
+            transport = _to(url)
+            for _ in range(len(said)):
+                assert await _ask(transport, url) == expected
+            await transport.aclose()
+
+    uvloop.run(run())
+
+
+@pytest.mark.parametrize(
+    ("said", "arrived", "kind"),
+    [
+        (b"", b"", httpx.ReadError),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", b"", httpx.ReadError),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok", b"ok", httpx.RemoteProtocolError),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n", b"ok", httpx.RemoteProtocolError),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nodd\r\n", b"", httpx.RemoteProtocolError),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\nok",
+            b"",
+            httpx.RemoteProtocolError,
+        ),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nok", b"", httpx.RemoteProtocolError),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+            b"",
+            httpx.RemoteProtocolError,
+        ),
+        (b"HTTP/1.1 200 OK\r\nx: a\x0bb\r\ncontent-length: 2\r\n\r\nok", b"", httpx.RemoteProtocolError),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: %b\r\n" % (b"y" * 8_000) * 90 + b"\r\n", b"", httpx.RemoteProtocolError),
+        (b"SSH-2.0-OpenSSH\r\n", b"", httpx.RemoteProtocolError),
+    ],
+)
+def test_what_is_no_whole_response_is_an_error_after_what_arrived(
+    said: bytes, arrived: bytes, kind: type[Exception]
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+
+    async def run() -> None:
+        async with _serving(serve) as url:
+            transport = _to(url, connections=1)
+            for _ in range(3):  # the connection is given back each time
+                chunks: list[bytes] = []
+                with pytest.raises(httpx.RequestError) as caught:
+                    await _ask(transport, url, into=chunks)
+                assert type(caught.value) is kind
+                assert b"".join(chunks) == arrived
+            await transport.aclose()
+
+    uvloop.run(run())
+
+
+def test_a_connection_is_used_again_only_if_its_exchange_ended_cleanly() -> None:
+    connections = 0
+    said = iter(
+        [
+            _LENGTH,
+            _LENGTH.replace(b"200 OK", b"200 OK\r\nconnection: close"),  # the connection of the first is used once more
+            _LENGTH + _LENGTH,  # the second of these answers no request
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+            b"HTTP/1.1 304 Not Modified\r\ncontent-length: 30\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n",  # to a HEAD request
+            b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nok",  # and its reader leaves
+            _LENGTH,
+        ]
+    )
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(next(said))
+
+    async def run() -> list[int]:
+        counts = []
+        async with _serving(serve) as url:
+            transport = _to(url, connections=1)
+            for number in range(8):
+                method = "HEAD" if number == 5 else "GET"
+                response = await transport.handle_async_request(httpx.Request(method, url))
+                if number == 6:
+                    await response.stream.aclose()  # type: ignore[union-attr]
+                else:
+                    assert await _read(response) == (b"" if number in (4, 5) else b"ok")
+                counts.append(connections)
+            await transport.aclose()
+        return counts
+
+    assert uvloop.run(run()) == [1, 1, 2, 3, 3, 3, 3, 4]
+
+
+def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
+    """They would be the answer to the next request."""
+    told = asyncio.Event()
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(_LENGTH)
+        await told.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
+        await reader.read()
+        told.clear()
+
+    async def run() -> Found:
+        async with _serving(serve) as url:
+            transport = _to(url)
+            await _ask(transport, url)
+            told.set()
+            while told.is_set():
+                await asyncio.sleep(0.001)
+            found = await _ask(transport, url)
+            told.set()
+            await transport.aclose()
+        return found
+
+    assert uvloop.run(run())[2] == b"ok"
+    assert connections == 2
+
+
+def test_a_request_is_sent_as_it_was_made_with_its_length_and_host() -> None:
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            lines = head.lower().split(b"\r\n")
+            length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
+            seen.append(head + await reader.readexactly(length))
+            writer.write(_LENGTH)
+
+    async def run() -> str:
+        async with _serving(serve) as url:
+            transport = _to(url)
+            headers = [(b"x-One", b"M\xfcnchen"), (b"x-One", b"")]
+            for method, body in (("POST", b"{}"), ("POST", b""), ("DELETE", b"")):
+                made = httpx.Request(method, f"{url}/a%2Fb?q=%20", headers=headers, stream=httpx.ByteStream(body))
+                made.read()
+                await _read(await transport.handle_async_request(made))
+            with pytest.raises(httpx.LocalProtocolError):
+                await transport.handle_async_request(httpx.Request("GET", url, headers=[(b"x", b"1\r\ny: 2")]))
+            await transport.aclose()
+        return url.removeprefix("http://")
+
+    host = uvloop.run(run()).encode()
+    rest = b"x-One: M\xfcnchen\r\nx-One: \r\n"
+    assert seen == [
+        b"POST /a%%2Fb?q=%%20 HTTP/1.1\r\nhost: %b\r\n%bcontent-length: 2\r\n\r\n{}" % (host, rest),
+        b"POST /a%%2Fb?q=%%20 HTTP/1.1\r\nhost: %b\r\n%bcontent-length: 0\r\n\r\n" % (host, rest),
+        b"DELETE /a%%2Fb?q=%%20 HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (host, rest),
+    ]
+
+
+def test_what_certainly_was_not_sent_is_a_connection_error() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.sleep(60)
+
+    async def no_tls(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(httpx.ConnectError):
+            await _ask(_to(nobody), nobody)
+        with pytest.raises(httpx.ConnectError):
+            await _ask(_to("http://no-such-host.invalid"), "http://no-such-host.invalid")
+        async with _serving(no_tls) as url:
+            with pytest.raises(httpx.ConnectError):
+                await _ask(_to(url.replace("http", "https")), url)
+        async with _serving(serve) as url:
+            transport = _to(url, connections=1, connect_s=0.05)
+            first = asyncio.create_task(_ask(transport, url))
+            await asyncio.sleep(0)
+            with pytest.raises(httpx.ConnectTimeout):  # no connection becomes free
+                await _ask(transport, url)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            waiting = asyncio.create_task(_ask(transport, url))  # the cancelled one gave its place back
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(waiting, 0.1)
+
+    uvloop.run(run())
+
+
+def test_a_pause_of_the_upstream_has_a_limit_and_one_of_the_reader_has_none() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            asked = await reader.readuntil(b"\r\n\r\n")
+            if b"/silent" in asked:
+                continue
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 3000000\r\n\r\n")
+            writer.write(b"x" * (3_000_000 if b"/all" in asked else 200_000))
+
+    async def run() -> None:
+        async with _serving(serve) as url:
+            transport = _to(url, read_s=0.3)
+            with pytest.raises(httpx.ReadTimeout):
+                await _ask(transport, f"{url}/silent")
+            response = await transport.handle_async_request(httpx.Request("GET", f"{url}/all"))
+            await asyncio.sleep(1.0)
+            assert len(await _read(response)) == 3_000_000
+            with pytest.raises(httpx.ReadTimeout):
+                await _ask(transport, f"{url}/part")
+            await transport.aclose()
+
+    uvloop.run(run())
+
+
+def test_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Plain requests are sent to it whole, TLS goes through it; it gets its credentials, the upstream does not."""
+    seen: list[bytes] = []
+
+    async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(head := await reader.readuntil(b"\r\n\r\n"))
+        while not head.startswith(b"CONNECT"):
+            writer.write(_LENGTH)
+            seen.append(head := await reader.readuntil(b"\r\n\r\n"))
+        if b"refused" in head:
+            writer.write(b"HTTP/1.1 407 No\r\ncontent-length: 2\r\n\r\nno")
+            return
+        port = int(head.split(b" ")[1].rpartition(b":")[2])
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+
+        async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                target.write(data)
+            target.close()
+
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            seen.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(_LENGTH)
+
+    async def run() -> None:
+        async with _serving(proxy) as url, _serving(plain) as upstream:
+            at = url.replace("http://", "http://us%40er:pass@")
+            monkeypatch.setenv("http_proxy", at)
+            monkeypatch.setenv("https_proxy", at)
+            with TlsFront(tmp_path, int(upstream.rpartition(":")[2])) as front:
+                trusted = ssl.create_default_context(cafile=str(front.certificate))
+                monkeypatch.setattr(transports, "_trusted", lambda: trusted)
+                away, secure = "http://api.example/v1", f"https://localhost:{front.port}/v1"
+                for target in (away, secure):
+                    transport = _to(target)
+                    assert (await _ask(transport, target))[2] == b"ok"
+                    assert (await _ask(transport, target))[2] == b"ok"
+                    await transport.aclose()
+                with pytest.raises(httpx.ConnectError):
+                    await _ask(_to("https://refused.example"), "https://refused.example")
+                with pytest.raises(httpx.ConnectError):  # its certificate is for another name
+                    await _ask(_to(f"https://127.0.0.1:{front.port}"), f"https://127.0.0.1:{front.port}")
+
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    uvloop.run(run())
+    credentials = b"proxy-authorization: Basic dXNAZXI6cGFzcw=="
+    heads = [head.split(b"\r\n") for head in seen]
+    assert [lines[0].split(b" ")[0] for lines in heads] == [b"GET"] * 2 + [b"CONNECT", b"GET", b"GET"] + [
+        b"CONNECT"
+    ] * 2
+    assert [credentials in lines for lines in heads] == [True, True, True, False, False, True, True]
+    assert heads[0][0] == b"GET http://api.example/v1 HTTP/1.1"
+    assert heads[3][0] == b"GET /v1 HTTP/1.1"
