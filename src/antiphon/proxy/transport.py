@@ -284,10 +284,12 @@ class _Exchange(httpx.AsyncByteStream):
         if not reusable or connection.transport.get_write_buffer_size():  # it did not read all of the request
             connection.close()
         self._give_back(connection)
+        self._wake()
 
     def _fail(self, error: httpx.RequestError) -> None:
         """End with an error, which whoever waits for the head or the body gets."""
-        if self._is_over:
+        if self._is_over:  # what came behind the response
+            self._connection.close()
             return
         self._error = error
         if not self._head.done():
@@ -306,7 +308,6 @@ class _Exchange(httpx.AsyncByteStream):
             self._timer = self._loop.call_later(left, self._look_at_time)
         else:
             self._fail(httpx.ReadTimeout(f"Nothing arrived for {self._read_s:g} s."))
-            self._wake()
 
     def _read_again(self) -> None:
         if self._is_paused:
@@ -331,7 +332,7 @@ class _Exchange(httpx.AsyncByteStream):
         if self._held > _MAX_HELD_BYTES and not self._is_paused and not self._is_over:
             self._is_paused = True
             self._connection.transport.pause_reading()
-        if self._chunks or self._is_over:
+        if self._chunks:
             self._wake()
 
     def lose(self, error: Exception | None) -> None:
@@ -342,7 +343,6 @@ class _Exchange(httpx.AsyncByteStream):
             self.end()
         else:
             self._fail(httpx.RemoteProtocolError("The connection ended before the response."))
-        self._wake()
 
     def _has_length(self) -> bool:
         """Whether the response says where its body ends, other than by closing the connection."""

@@ -40,7 +40,9 @@ def serving(
     proxy = Proxy(app, Settings(known, mode, **settings))
     listening = socket.create_server(("127.0.0.1", 0))
     limits = Limits(10.0, body_s, 30.0, 200)
-    config = ServerConfig(proxy, HostSection(), limits=limits, log_config=None, timeout_graceful_shutdown=2)
+    config = ServerConfig(
+        proxy, HostSection(), limits=limits, log_config=None, proxy_headers=False, timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
 

@@ -156,6 +156,7 @@ def test_a_connection_is_used_again_only_if_its_exchange_ended_cleanly() -> None
             _LENGTH,
             _LENGTH.replace(b"200 OK", b"200 OK\r\nconnection: close"),  # the connection of the first is used once more
             _LENGTH + _LENGTH,  # the second of these answers no request
+            _LENGTH + b"odd",
             b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
             b"HTTP/1.1 304 Not Modified\r\ncontent-length: 30\r\n\r\n",
             b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n",  # to a HEAD request
@@ -175,18 +176,18 @@ def test_a_connection_is_used_again_only_if_its_exchange_ended_cleanly() -> None
         counts = []
         async with _serving(serve) as url:
             transport = _to(url, connections=1)
-            for number in range(8):
-                method = "HEAD" if number == 5 else "GET"
+            for number in range(9):
+                method = "HEAD" if number == 6 else "GET"
                 response = await transport.handle_async_request(httpx.Request(method, url))
-                if number == 6:
+                if number == 7:
                     await response.stream.aclose()  # type: ignore[union-attr]
                 else:
-                    assert await _read(response) == (b"" if number in (4, 5) else b"ok")
+                    assert await _read(response) == (b"" if number in (5, 6) else b"ok")
                 counts.append(connections)
             await transport.aclose()
         return counts
 
-    assert uvloop.run(run()) == [1, 1, 2, 3, 3, 3, 3, 4]
+    assert uvloop.run(run()) == [1, 1, 2, 3, 4, 4, 4, 4, 5]
 
 
 def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
