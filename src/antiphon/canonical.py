@@ -20,11 +20,21 @@ import orjson
 
 from antiphon.errors import CanonicalError
 
-__all__ = ["MAX_DEPTH", "MAX_SAFE_INTEGER", "MAX_VALUES", "canonical_digest", "canonical_json", "parse_json"]
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_SAFE_INTEGER",
+    "MAX_VALUES",
+    "canonical_digest",
+    "canonical_json",
+    "parse_json",
+    "writable_json",
+]
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_DEPTH: Final = 200
-"""Lists and objects may be nested this deep (orjson itself gives up at 254)."""
+"""Lists and objects may be nested this deep."""
+_ORJSON_DEPTH: Final = 253
+"""What orjson writes may be nested this deep."""
 MAX_VALUES: Final = 1_000_000
 """A document may hold this many values; a shared value counts each time, so a small cycle cannot exhaust the memory."""
 
@@ -87,6 +97,20 @@ def parse_json(text: str | bytes | bytearray) -> Any:
     except RecursionError:
         raise CanonicalError(f"The text is nested deeper than {MAX_DEPTH} levels.") from None
     canonical_json(value)
+    return value
+
+
+def writable_json(data: bytes) -> Any:
+    """Read JSON that can be written again inside an event: a ``ValueError`` if it is nested deeper than that."""
+    value = orjson.loads(data)
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+        nested = value
+        for _ in range(_ORJSON_DEPTH - MAX_DEPTH):
+            nested = [nested]
+        try:
+            _dumps(nested)
+        except TypeError:
+            raise ValueError(f"The JSON is nested deeper than {MAX_DEPTH} levels.") from None
     return value
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import re
 import time
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -20,7 +22,9 @@ import orjson
 from antiphon._recording.boundary import Boundary
 from antiphon._recording.streams import StreamLog
 from antiphon._scope import RunScope, current_scope
+from antiphon.adapters import _wire
 from antiphon.adapters._model import recording_scope
+from antiphon.canonical import writable_json
 from antiphon.ports import Answer
 
 NEWEST = "2026-07-28"
@@ -151,15 +155,23 @@ def _plain(value: Any) -> Any:
 
 
 class EventReader:
-    """Splits an event stream into raw events, each as soon as it is complete."""
+    """Splits an event stream into raw events, each as soon as it is complete; a byte order mark comes out alone."""
 
     def __init__(self) -> None:
         self._left = b""
+        self._begun = False
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
         """The events that *chunk* completes."""
         searched = max(0, len(self._left) - 3)
         self._left += chunk
+        if not self._begun:
+            if len(self._left) < len(BOM_UTF8) and BOM_UTF8.startswith(self._left):
+                return
+            self._begun = True
+            if self._left.startswith(BOM_UTF8):
+                yield BOM_UTF8
+                self._left, searched = self._left[len(BOM_UTF8) :], 0
         while (found := _BOUNDARY.search(self._left, searched)) is not None:
             yield self._left[: found.end()]
             self._left, searched = self._left[found.end() :], 0
@@ -181,15 +193,74 @@ def fields_of(event: bytes) -> dict[bytes, bytes]:
 def message_of(event: bytes) -> Any:
     """The JSON data of an event; ``None`` if it has none."""
     lines = (line for line in event.splitlines() if line.startswith(b"data:"))
-    return parsed(b"\n".join(line[5:].removeprefix(b" ") for line in lines))
+    return message_in(b"\n".join(line[5:].removeprefix(b" ") for line in lines))
 
 
 def parsed(data: bytes) -> Any:
-    """The message in *data*; ``None`` if it is not JSON."""
+    """The message of a client in *data*; ``None`` if it is not JSON."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
         return None
+
+
+def message_in(data: bytes) -> Any:
+    """The message of a server in *data*; ``None`` if it is not JSON.
+
+    A member that cannot be kept as JSON (nested too deeply, half a character) is kept as text: :func:`encoded`.
+    """
+    data = data.removeprefix(BOM_UTF8)
+    with suppress(ValueError):
+        message = writable_json(data)
+        if not isinstance(message, dict) or not any(map(_wire.is_marked, message.values())):
+            return message
+    try:
+        members = _members(data)
+        for part in members.values():
+            _check_json(part)
+    except ValueError:
+        return None
+    return {name: _wire.body_of(part) for name, part in members.items()} or None
+
+
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """A message as JSON, in one line."""
+    return orjson.dumps({name: _member(item) if _wire.is_marked(item) else item for name, item in message.items()})
+
+
+def _member(kept: Any) -> orjson.Fragment:
+    return orjson.Fragment(_wire.content_of(kept).translate(_IN_ONE_LINE))
+
+
+def _check_json(data: bytes) -> None:
+    with suppress(RecursionError):  # its brackets match
+        json.loads(data)
+
+
+def _members(data: bytes) -> dict[str, bytes]:
+    """The members of a JSON object, not parsed; empty if it is no object."""
+    found: dict[str, bytes] = {}
+    depth, start, name, end = 0, 0, "", 0
+    for token in _TOKEN.finditer(data):
+        mark = token[0][:1]
+        if mark in b"{[":
+            if not depth and (end or mark == b"[" or data[: token.start()].strip()):
+                return {}
+            depth += 1
+        elif mark in b"}],":
+            if depth == 1 and start:
+                found[name] = data[start : token.start()].strip()
+            depth -= mark != b","
+        if mark == b":" and depth == 1:
+            name, start = orjson.loads(data[end : token.start()]), token.end()
+        elif not depth or (depth == 1 and mark in b"{,"):
+            start, end = 0, token.end()
+    return {} if depth or data[end:].strip() else found
+
+
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[{}\[\],:]')
+_IN_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+"""A line break in JSON is white space."""
 
 
 def answers(message: Any, request: Request) -> bool:
@@ -208,14 +279,14 @@ def notice_for(message: Any, request: Request) -> dict[str, Any] | None:
         return message if is_notice(message) else None
     meta, params = request.params.get("_meta"), message.get("params")
     token = meta.get("progressToken") if isinstance(meta, dict) else None
-    if token is None or not isinstance(params, dict):
+    if token is None or not isinstance(params, dict) or _wire.is_marked(params):
         return None
     return {**message, "params": {**params, "progressToken": token}}
 
 
-def event_of(message: Any) -> bytes:
-    """A message as a stream event."""
-    return b"event: message\ndata: " + orjson.dumps(message) + b"\n\n"
+def event_of(message: bytes) -> bytes:
+    """An encoded message as a stream event."""
+    return b"event: message\ndata: " + message + b"\n\n"
 
 
 class Replayed(NamedTuple):
@@ -236,14 +307,14 @@ def replayed(answer: Answer, request: Request) -> Replayed | None:
     if refused and isinstance(value.get("status"), int):
         return Replayed(value["status"], str(value.get("type", "")), [str(value.get("body", "")).encode()], ())
     told = [(notice_for(message, request), gap) for message, gap in _timed(answer)]
-    notices = [(event_of(message), gap) for message, gap in told if message is not None]
+    notices = [(event_of(encoded(message)), gap) for message, gap in told if message is not None]
     stays = request.method == LISTEN
     if answer.outcome == "error" and not stays:
         return None
     if not notices and not stays:
         return Replayed(200, "application/json", [content_of(answer, request)], ())
     if not stays or answer.outcome != "error":
-        notices.append((event_of(orjson.Fragment(content_of(answer, request))), 0.0))
+        notices.append((event_of(content_of(answer, request)), 0.0))
     return Replayed(200, "text/event-stream", [event for event, _ in notices], [gap for _, gap in notices], stays=stays)
 
 
@@ -256,7 +327,7 @@ def _timed(answer: Answer) -> Iterator[tuple[Any, float]]:
 def content_of(answer: Answer, request: Request) -> bytes:
     """A recorded answer, encoded for this delivery."""
     value = answer.value if isinstance(answer.value, dict) else {"jsonrpc": "2.0", "result": request.result()}
-    return orjson.dumps({**value, "id": request.id})
+    return encoded({**value, "id": request.id})
 
 
 LISTEN = "subscriptions/listen"
@@ -296,7 +367,7 @@ class McpLog(StreamLog):
 
     async def finish(self) -> None:
         if self._events is None:
-            message = parsed(b"".join(self.chunks))
+            message = message_in(b"".join(self.chunks))
             self._answer = message if answers(message, self._request) else None
         else:
             self._take(message_of(self._events.rest()))

@@ -16,6 +16,7 @@ from antiphon._drive import AFTER, was_given_up
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
+from antiphon.canonical import writable_json
 from antiphon.contract.events import ASKS_STREAM
 from antiphon.llm.stream import assemble_response, sse_events
 from antiphon.ports import BROKEN_OFF, Answer
@@ -81,10 +82,10 @@ def endpoint_of(method: str, path: str) -> Endpoint | None:
 
 
 def read_call(endpoint: Endpoint, content: bytes) -> ModelCall | None:
-    """The model call in a request body; ``None`` if it is not a JSON object."""
+    """The model call in a request body; ``None`` if it is no JSON object that can be recorded."""
     try:
-        body = orjson.loads(content)
-    except orjson.JSONDecodeError:
+        body = writable_json(content)
+    except ValueError:
         return None
     if not isinstance(body, dict):
         return None
@@ -137,18 +138,31 @@ def _without_end(url: str) -> str:
 def body_of(content: bytes) -> Any:
     """The recorded form of a response body: JSON, or else text, or else its bytes as Latin-1 characters.
 
-    This way all of it is text in which secrets can be found.
+    This way all of it is text in which secrets can be found. JSON that is nested too deeply is text, too.
     """
-    with suppress(orjson.JSONDecodeError):
-        value = orjson.loads(content)
-        if not (isinstance(value, dict) and len(value) == 1 and value.keys() <= _MARKS):
+    with suppress(ValueError):
+        value = writable_json(content)
+        if not is_marked(value):
             return value
     chunk = chunk_text(content)
     return {"$text": chunk} if isinstance(chunk, str) else {"$latin1": content.decode("latin-1")}
 
 
 _MARKS = frozenset({"$text", "$latin1", "$base64"})
-"""JSON that looks like one of these is recorded as text."""
+
+
+def is_marked(value: Any) -> bool:
+    """Whether a value looks like a body that is not recorded as JSON; JSON that does is recorded as text."""
+    return isinstance(value, dict) and len(value) == 1 and value.keys() <= _MARKS
+
+
+def _read(content: bytes, value: Any) -> Any:
+    """What a provider said in a body that is recorded as *value*."""
+    if not is_marked(value):
+        return value
+    with suppress(ValueError, RecursionError):
+        return json.loads(content)
+    return None
 
 
 def content_of(value: Any, layout: Mapping[str, Any] | None = None) -> bytes:
@@ -244,7 +258,7 @@ async def finish(
         error["headers"] = error_headers(headers)
         await boundary.finish("error", error=error, value=value, meta={**attempts, **layout_of(content, value)})
         return
-    outcome, meta = model.outcome_of(value, call.provider)
+    outcome, meta = model.outcome_of(_read(content, value), call.provider)
     more = {**told(status, headers, stream=call.stream), **attempts, **layout_of(content, value)}
     await boundary.finish(outcome, value=value, meta={**meta, **more})
 

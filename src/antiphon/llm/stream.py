@@ -35,9 +35,12 @@ def sse_events(chunks: Iterable[str | bytes]) -> Iterator[Any]:
     """The JSON data of server-sent events; chunks may be split anywhere, data that is not JSON is skipped."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     pending = ""
+    begun = False
     data: list[str] = []
     for chunk in chunks:
-        pending += chunk if isinstance(chunk, str) else decoder.decode(chunk)
+        text = chunk if isinstance(chunk, str) else decoder.decode(chunk)
+        pending += text if begun else text.removeprefix("\ufeff")  # a byte order mark is no part of the stream
+        begun = begun or text != ""
         *lines, pending = pending.replace("\r\n", "\n").split("\n")
         for line in lines:
             yield from _line(line.rstrip("\r"), data)

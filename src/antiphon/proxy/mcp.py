@@ -15,6 +15,7 @@ import json
 import logging
 import re
 import time
+from codecs import BOM_UTF8
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -350,7 +351,7 @@ class _Exchange:
         ]
         if response.status_code >= 400:
             self.head, self.body = (response.status_code, headers), await _whole(response)
-            message = _mcp.parsed(self.body)
+            message = _mcp.message_in(self.body)
             error = message.get("error") if isinstance(message, dict) else None
             if isinstance(error, dict):
                 if error.get("code") in _mcp.UNEXECUTED:
@@ -363,7 +364,7 @@ class _Exchange:
             raise httpx.HTTPStatusError(text, request=httpx.Request("POST", "http://upstream"), response=response)
         if not _is_event_stream(response):
             self.head, self.body = (response.status_code, headers), await _whole(response)
-            return value_of(_mcp.parsed(self.body))
+            return value_of(_mcp.message_in(self.body))
         self.head = (response.status_code, headers)
         return await self._follow()
 
@@ -372,6 +373,8 @@ class _Exchange:
         last, pause = "", _PAUSE_S
         while True:
             async for event in _events(self._response):
+                if event == BOM_UTF8 and last:  # allowed at the beginning only
+                    continue
                 message = _mcp.message_of(event)
                 await self._forward(event)
                 if _mcp.answers(message, self.asked):
@@ -418,8 +421,9 @@ class _Exchange:
         for notice, gap in notices:
             if gap:
                 await asyncio.sleep(gap / 1000)
-            await answer.chunk(_mcp.event_of(notice))
-        await answer.chunk(_mcp.event_of(message) if begun or notices else orjson.dumps(message))
+            await answer.chunk(_mcp.event_of(_mcp.encoded(notice)))
+        data = _mcp.encoded(message)
+        await answer.chunk(_mcp.event_of(data) if begun or notices else data)
         return answer.finish
 
 

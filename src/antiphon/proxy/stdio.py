@@ -73,8 +73,8 @@ class Wrapped:
         self._process: Any = None
         self._stopping = asyncio.Event()
         self._run: OpenRun | None = None
-        self._waiting: dict[Any, asyncio.Future[bytes]] = {}
-        """Guarded calls awaiting the server's answer."""
+        self._waiting: dict[Any, asyncio.Future[tuple[bytes, Any]]] = {}
+        """Guarded calls awaiting the server's answer, which comes as its line and the message in it."""
         self._asked: dict[Any, Boundary] = {}
         """Other requests awaiting its answer."""
         self._noting: dict[Any, Callable[[Any], None]] = {}
@@ -230,7 +230,7 @@ class Wrapped:
         own = None if named is None else hashlib.sha256(named.encode()).hexdigest()  # it may be anything, even a secret
         key = f"{place}:{own}" if own is not None else self._guard.unapproved_key(equal) or f"{place}:{uuid7()}"
         begun = asyncio.Event()
-        heard: list[bytes] = []
+        heard: list[tuple[bytes, Any]] = []
         origin = AnswerOrigin()
 
         async def body(params: dict[str, Any]) -> Any:
@@ -245,7 +245,7 @@ class Wrapped:
                 self._waiting.pop(asked.id, None)
                 self._note_no_more(asked.id)
                 await notices.write()
-            return value_of(orjson.loads(heard[0]))
+            return value_of(heard[0][1])
 
         async def made() -> Given:
             answer_origin.set(origin)
@@ -270,7 +270,7 @@ class Wrapped:
                     if named is None:
                         self._guard.note_outcome(equal, key, given, failed)
                 if heard:
-                    self._write(heard[0])
+                    self._write(heard[0][0])
                 else:
                     for message, _ in origin.notices:
                         self._reply_notice(message, asked)
@@ -295,10 +295,10 @@ class Wrapped:
     def _reply_notice(self, message: Any, asked: _mcp.Request) -> None:
         notice = _mcp.notice_for(message, asked)
         if notice is not None:
-            self._write(orjson.dumps(notice) + b"\n")
+            self._write(_mcp.encoded(notice) + b"\n")
 
     def _reply(self, message: dict[str, Any]) -> None:
-        self._write(orjson.dumps({"jsonrpc": "2.0", **message}) + b"\n")
+        self._write(_mcp.encoded({"jsonrpc": "2.0", **message}) + b"\n")
 
     # -- from the server -----------------------------------------------------------------------------------------
 
@@ -315,15 +315,12 @@ class Wrapped:
             await self._from_server(line if line.endswith(b"\n") else line + b"\n")
 
     async def _from_server(self, line: bytes) -> None:
-        try:
-            message = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            message = None
+        message = _mcp.message_in(line)
         place = message.get("id") if isinstance(message, dict) and "method" not in message else None
         if isinstance(place, (str, int, float)):
             future = self._waiting.get(place)
             if future is not None and not future.done():
-                future.set_result(line)  # the call itself answers the client
+                future.set_result((line, message))  # the call itself answers the client
                 return
             boundary = self._asked.pop(place, None)
             if boundary is not None:

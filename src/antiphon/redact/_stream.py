@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, AnyStr, NamedTuple
 
 import orjson
 
+from antiphon.canonical import writable_json
 from antiphon.redact._redactor import Redactor
 from antiphon.redact._splice import Masked, Piece, splice
 from antiphon.redact._tokens import deferred
@@ -316,14 +318,14 @@ def _as_chunk(data: bytes) -> Any:
 
 def _loaded(text: bytes) -> Any:
     try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
+        return writable_json(text)
+    except ValueError:
         return None
 
 
 def looks_like_events(data: Any) -> bool:
     """Whether a stream with this first chunk is one of server-sent events or JSON lines."""
-    return _LOOKS.match(as_bytes(data) or b"") is not None
+    return _LOOKS.match((as_bytes(data) or b"").removeprefix(BOM_UTF8)) is not None
 
 
 class EventChunks:
@@ -367,6 +369,8 @@ class EventChunks:
         return self._release()
 
     def _line(self, line: bytes) -> None:
+        if not self._read and line.startswith(BOM_UTF8):
+            self._read, line = len(BOM_UTF8), line[len(BOM_UTF8) :]
         start = self._read
         self._read += len(line)
         body = line.rstrip(b"\r")

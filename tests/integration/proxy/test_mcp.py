@@ -329,6 +329,48 @@ def test_an_error_of_the_tool_is_its_answer_whatever_the_status(
     assert len(asked) == times
 
 
+_UNUSUAL = {
+    "half": rb'{"content": [{"type": "text", "text": "half \ud83d"}]}',
+    "deep": b'{"content": [], "structuredContent": {"a": %b}}' % (b"[" * 2000 + b"]" * 2000),
+    "text": b'{"$text": "{}"}',
+    "lines": b'{"content":\n[],\r\n"half": "\\udc00"}',
+}
+"""Results that cannot be kept as JSON, or look like one that could not."""
+
+
+@pytest.mark.parametrize("field", [b"result", b"error"])
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+@pytest.mark.parametrize("case", _UNUSUAL)
+def test_an_unusual_answer_is_passed_on_given_again_and_replayed(
+    app: Antiphon, case: str, kind: bytes, field: bytes
+) -> None:
+    result = _UNUSUAL[case]
+    answer = b'{"jsonrpc": "2.0", "id": 1, "%b": %b}' % (field, result)
+    if kind != b"application/json":
+        lines = (b"data: " + line for line in answer.splitlines())
+        answer = b"\n".join(lines) + b"\n\n"
+    answer = b"\xef\xbb\xbf" + answer
+    head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+
+    def ask(served: Served, method: str, number: int) -> bytes:
+        params = {"name": case, "_meta": {"dev.antiphon/callId": "k1"}}
+        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        return httpx.post(f"{served.at('odd', 'desk')}/mcp", json=message, headers=_ACCEPT).content
+
+    def holds(said: bytes, number: int) -> bool:
+        members = (b'{"jsonrpc":"2.0"', b'"%b":%b' % (field, result), b'"id":%d' % number)
+        return all(member.translate(None, b" \r\n") in said.replace(b" ", b"") for member in members)
+
+    with _answering(head % (kind, len(answer)) + answer) as (url, asked), serving(app, mcp=url) as served:
+        assert ask(served, "tools/call", 1) == answer
+        assert holds(ask(served, "tools/call", 2), 2)
+        assert len(asked) == 1
+        assert ask(served, "prompts/get", 1) == answer
+    with serving(app, "replay", mcp="http://127.0.0.1:9") as served:
+        assert holds(ask(served, "tools/call", 3), 3)
+        assert holds(ask(served, "prompts/get", 4), 4)
+
+
 def test_headers_that_contradict_the_body_are_refused_unexecuted(app: Antiphon, desk: Desk) -> None:
     with serving(app, mcp=desk.url) as served:
         for wrong in ({"mcp-method": "tools/list"}, {"mcp-name": "slow"}, {"mcp-name": "=?base64?!!?="}):

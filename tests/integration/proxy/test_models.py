@@ -238,6 +238,11 @@ CANNED = {
     "error": Canned(429, "application/json", b'{\n  "error": {\n    "message": "too many"\n  }\n}\n'),
     "page": Canned(200, "text/html; charset=utf-8", b"<p>maintenance</p>"),
     "lines": Canned(200, "application/x-ndjson", b'{"a": 1}\n{"b": 2}\n'),
+    "half": Canned(200, "application/json", rb'{"choices":[{"message":{"content":"half \ud83d"}}]}'),
+    "deep": Canned(200, "application/json", b'{"choices": [], "deep": ' + b"[" * 300 + b"]" * 300 + b"}"),
+    "deep error": Canned(429, "application/json", b"[" * 260 + b"]" * 260),
+    "deep event": Canned(200, "text/event-stream", b"data: " + b"[" * 900 + b"]" * 900 + b"\n\ndata: [DONE]\n\n"),
+    "mark": Canned(200, "text/event-stream", b'\xef\xbb\xbfdata: {"choices":[]}\n\ndata: [DONE]\n\n'),
 }
 
 

@@ -101,6 +101,27 @@ def test_a_server_that_ends_leaves_an_unknown_outcome_and_what_it_wrote_is_passe
     assert ends == ["error", "error"]
 
 
+def test_an_answer_with_half_a_character_is_passed_on_and_given_again(app: Antiphon) -> None:
+    said: list[bytes] = []
+    call = b'{"jsonrpc": "2.0", "id": %d, "method": "tools/call", "params": {"name": "half", "_meta": %b}}\n'
+    result = rb'{"content": [{"type": "text", "text": "half \ud83d"}]}'
+    answer = b'{"jsonrpc": "2.0", "id": 1, "result": %b}\n' % result
+    program = f"import sys; sys.stdin.readline(); sys.stdout.write({answer.decode()!r}); sys.stdout.flush(); input()"
+
+    async def session() -> None:
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        def write(line: bytes) -> None:
+            said.append(line)
+            lines.put_nowait(None if len(said) == 2 else call % (2, b'{"dev.antiphon/callId": "k1"}'))
+
+        lines.put_nowait(call % (1, b'{"dev.antiphon/callId": "k1"}'))
+        await Wrapped(app, "desk", write=write, timeout_s=30).serve([sys.executable, "-c", program], lines)
+
+    asyncio.run(session())
+    assert said == [answer, b'{"jsonrpc":"2.0","id":2,"result":%b}\n' % result]
+
+
 def test_a_server_that_ends_while_its_client_waits_is_an_exit_code(tmp_path: Path) -> None:
     program = "import sys; sys.stdin.readline(); sys.exit(3)"
     command = [str(Path(sys.executable).parent / "antiphon"), "mcp", "wrap", "--", sys.executable, "-c", program]

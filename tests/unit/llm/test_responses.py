@@ -123,6 +123,11 @@ def test_event_data_over_several_lines() -> None:
     assert list(sse_events(['data: {"a":\ndata: 1}\n\n', b"data: [2]"])) == [{"a": 1}, [2]]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_stream() -> None:
+    assert list(sse_events([b"", b"\xef", b'\xbb\xbfdata: {"a": 1}\n\n', b"data: 2\n\n"])) == [{"a": 1}, 2]
+    assert list(sse_events(['\ufeffdata: {"a": 1}\n\n'])) == [{"a": 1}]
+
+
 NAMES = """choices message content delta tool_calls function arguments index usage output item type candidates parts
 functionCall args promptFeedback stop_reason stopReason finishReason response content_block error status"""
 junk: st.SearchStrategy[Any] = st.recursive(

@@ -164,6 +164,27 @@ def test_secrets_are_found_in_chunks_that_are_cut_inside_a_character(planted: Pl
         assert planted.secret.encode() not in b"".join(as_bytes(chunk) or b"" for chunk in out)
 
 
+@pytest.mark.parametrize("planted", tokens(Forge(33)), ids=lambda p: p.kind)
+def test_events_behind_a_byte_order_mark_are_events(planted: Planted) -> None:
+    secret = planted.secret
+    half = len(secret) // 2
+    events = [b'\xef\xbb\xbfdata: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % secret[:half].encode()]
+    events.append(b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % secret[half:].encode())
+    stream = redacting(REDACTOR, events[0])
+    clean = b"".join([chunk for event in events for chunk in stream.feed(event)] + stream.finish())
+    assert clean.startswith(b"\xef\xbb\xbfdata: {")
+    assert secret[half:].encode() not in clean
+
+
+def test_an_event_that_is_nested_too_deeply_is_text() -> None:
+    secret = tokens(Forge(34))[0].secret
+    event = b"data: " + b"[" * 900 + b'"%b"' % secret.encode() + b"]" * 900 + b"\n\n"
+    stream = redacting(REDACTOR, event)
+    clean = b"".join(stream.feed(event) + stream.finish())
+    assert clean.startswith(b"data: [[[")
+    assert secret.encode() not in clean
+
+
 def test_a_chunk_in_base64_without_a_secret_stays_as_it_is() -> None:
     for chunk in (_in_base64(b"\xbd plain \xe4"), _in_base64(b"plain"), {"$base64": "is no base64"}):
         assert run([chunk]) == [chunk]
