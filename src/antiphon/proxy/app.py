@@ -25,6 +25,7 @@ from antiphon.contract.spec import BreakerPolicy, DidNotHappen
 from antiphon.decide.breaker import Refusal
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayMiss, StoreError
 from antiphon.host.api_keys import KeyRing
+from antiphon.host.http import CLOSING
 from antiphon.host.http.endpoint import host_name, is_loopback, is_of_other_site
 from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import ClientDisconnected, Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
@@ -83,21 +84,31 @@ class Proxy:
         rules = ToolRules(settings.tools, window_s=window_s, policies=policies, servers=servers)
         self._mcp = McpGuard(app, rules=rules, identity=settings.identity, timeout_s=settings.timeout_s)
         self._breakers = Breakers(settings.breaker, app.clock.monotonic)
+        self._listening: set[asyncio.Timeout] = set()
+        """Streams of MCP servers that have no end of their own."""
+        self._closes = False
         self.ended: list[dict[str, Any]] = []
         """Reports of all runs, once the proxy has stopped."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._live(scope, receive, send)
         elif scope["type"] == "http":
             await self._answer(scope, receive, send)
 
-    async def _live(self, receive: Any, send: Any) -> None:
+    async def _live(self, scope: Any, receive: Any, send: Any) -> None:
         await receive()
+        scope["state"][CLOSING] = self._end_listening
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self.stop()
         await send({"type": "lifespan.shutdown.complete"})
+
+    def _end_listening(self) -> None:
+        """End the streams that would outlast the grace of other requests."""
+        self._closes = True
+        for limit in self._listening:
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
         """End all runs and close all connections."""
@@ -303,19 +314,30 @@ class Proxy:
         return outgoing
 
     async def _forward(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
-        """Forward the request within the client's deadline, if there is one."""
-        if request.wait_s is None:
+        """Forward the request within the client's deadline, if there is one; listening ends when the proxy stops."""
+        listens = _listens(request)
+        if request.wait_s is None and not listens:
             await self._stream(request, transport, receive, answer)
             return
+        limit = asyncio.timeout(0 if listens and self._closes else request.wait_s)
         try:
-            async with asyncio.timeout(request.wait_s):
+            async with limit:
+                if listens:
+                    self._listening.add(limit)
                 await self._stream(request, transport, receive, answer)
         except TimeoutError:
+            if listens and self._closes:
+                if not answer.begun:
+                    raise Refused(503, "stopping", "The proxy is stopping.", retry=True) from None
+                await answer.finish()
+                return
             if answer.begun:
                 log.warning("the deadline of a client came amid the answer of %s", request.upstream.name)
                 return
             text = f"The upstream {request.upstream.name} did not answer within {request.wait_s:g} s."
             raise Refused(504, "deadline_exceeded", text) from None
+        finally:
+            self._listening.discard(limit)
 
     async def _stream(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
         """Send the request and stream the response back; stop both if the client disconnects."""
@@ -435,6 +457,14 @@ def _expects_answer(request: Request) -> bool:
     """Whether an MCP message is a request, not a notification, a response or a listening stream."""
     asked = _mcp.read_request(request.body) if request.method == "POST" else None
     return asked is not None and asked.id is not None
+
+
+def _listens(request: Request) -> bool:
+    """Whether the answer is a stream of an MCP server that stays open."""
+    if not request.upstream.mcp or request.method == "GET":
+        return request.upstream.mcp
+    asked = _mcp.read_request(request.body) if _mcp.LISTEN.encode() in request.body else None
+    return asked is not None and asked.method == _mcp.LISTEN
 
 
 def _model_of(request: Request) -> str:

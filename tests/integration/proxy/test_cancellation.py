@@ -89,6 +89,41 @@ def test_the_upstream_of_a_read_is_told_that_nobody_waits(app: Antiphon, what: s
         upstream.close()
 
 
+_LISTEN = {"jsonrpc": "2.0", "id": 1, "method": "subscriptions/listen", "params": {}}
+
+
+@pytest.mark.parametrize("mode", ["record", "live"])
+def test_streams_that_listen_end_when_the_proxy_stops_and_calls_do_not(app: Antiphon, mode: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n"
+    with _upstream() as (url, asked), serving(app, mode, models=url, mcp=url) as served:
+        clients, upstreams = [], []
+        for message in (None, _LISTEN):
+            clients.append(_send(served, "desk/mcp", message))
+            upstreams.append(asked.get(timeout=60))
+            upstreams[-1].sendall(head % b"text/event-stream" + b"9\r\n: hello\n\n\r\n")
+            assert b": hello" in _read_to(clients[-1], b": hello\n\n\r\n")
+        clients.append(_send(served, "openai/v1/chat/completions", _MODEL))
+        upstreams.append(asked.get(timeout=60))
+        waits = _send(served, "desk/mcp", _LISTEN)  # not answered yet
+        upstreams.append(asked.get(timeout=60))
+        served.server.should_exit = True
+        assert b" 503 " in _read_to(waits, b"}}")
+        for client, upstream in zip(clients[:2], upstreams, strict=False):
+            assert _read_to(client, b"").endswith(b"0\r\n\r\n")  # it has ended, not broken off
+            assert upstream.recv(1) == b""
+        upstreams[2].sendall(head % b"application/json" + b"2\r\n{}\r\n0\r\n\r\n")
+        assert b"{}" in _read_to(clients[2], b"{}")
+
+
+def _read_to(connection: socket.socket, end: bytes) -> bytes:
+    """What comes up to *end*, or up to the end of the connection."""
+    connection.settimeout(60)
+    data = b""
+    while (not end or end not in data) and (more := connection.recv(65536)):
+        data += more
+    return data
+
+
 def test_a_write_goes_on_and_its_answer_waits_for_the_call_to_come_again(app: Antiphon) -> None:
     result = {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "charged"}]}}
     data = json.dumps(result).encode()
