@@ -21,7 +21,7 @@ from antiphon._recording.plain import dump, exact_output
 from antiphon._recording.recorder import Recorder
 from antiphon._saga import Core, Saga
 from antiphon._scope import Entered, RunScope
-from antiphon.contract.events import GIVEN, Event, RunManifest
+from antiphon.contract.events import CALLS_ONLY, GIVEN, Event, RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
 
 active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
@@ -119,6 +119,8 @@ class Run:
         self.given: dict[str, Any] | None = None
         """How the input's arguments are recorded if they are not JSON."""
         self.error: BaseException | None = None
+        self.calls_only = False
+        """Whether it holds only calls seen from outside the code that makes them."""
         self._facts: dict[str, Any] = {}
 
     # -- identity ------------------------------------------------------------------------------------------------
@@ -157,6 +159,8 @@ class Run:
             payload["entry"] = self._manifest.entry
         if self.input is not None:
             payload["input"] = self.input
+        if self.calls_only:
+            payload[CALLS_ONLY] = True
         recorder = self._recorder
         self._manifest = recorder.clean_manifest(self._manifest)
         recorder.journal.open_run(self._manifest)
@@ -197,8 +201,10 @@ class Run:
         else:
             payload["error"] = self._unquoted(run_error(error))
         recorder = self._recorder
-        rows = [recorder.encode("decision", None, found, {}) for found in ambiguous(self.scope.twins, self.events)]
-        rows.append(recorder.encode("run.finished", None, payload, {TASKS: origin.loose()}))
+        of_code = not self.calls_only  # else lanes and tasks are those of the observer
+        lanes = ambiguous(self.scope.twins, self.events) if of_code else []
+        rows = [recorder.encode("decision", None, found, {}) for found in lanes]
+        rows.append(recorder.encode("run.finished", None, payload, {TASKS: origin.loose()} if of_code else {}))
         first = recorder.journal.append(self.id, rows)
         tags = {**self._manifest.tags, **self._facts.get("tags", {})}
         for name in (EXIT_TAG, AFTER_END_TAG, OPEN_TAG):  # of an earlier attempt

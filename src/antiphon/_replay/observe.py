@@ -174,7 +174,7 @@ class Observer:
             event = self.recording.event(seq)
             note = "the recorded event was changed after it was written"
             self.add(
-                DivergenceFound("altered", event.lane, event.index, seq, _words(event.type, event.payload), note=note)
+                DivergenceFound("altered", event.lane, event.index, seq, words_of(event.type, event.payload), note=note)
             )
         if self.recording.manifest.tags.get("altered") == "true":
             note = "the artifact was edited after it was exported"
@@ -257,13 +257,13 @@ class Observer:
         if place >= len(expected):
             if row.type != "call.started":  # calls were reported as a miss
                 self._silent.add(lane)
-                self.add(DivergenceFound("extra", lane, place, None, _words(row.type, row.payload)))
+                self.add(DivergenceFound("extra", lane, place, None, words_of(row.type, row.payload)))
             return
         recorded = self.recording.event(expected[place])
         if recorded.type != row.type:
             self._silent.add(lane)
             note = f"recorded {recorded.type}, now {row.type}"
-            found = DivergenceFound("type", lane, place, recorded.seq, _words(row.type, row.payload), note=note)
+            found = DivergenceFound("type", lane, place, recorded.seq, words_of(row.type, row.payload), note=note)
             self.add(found)
             return
         self._compare(row, recorded, place)
@@ -286,13 +286,13 @@ class Observer:
             return  # found by the digest of its arguments: this excludes True for 1
         if equal(row.payload, recorded.payload):
             return
-        payload = self.agreed(recorded, self._present(row.payload), _words(row.type, row.payload))
+        payload = self.agreed(recorded, self._present(row.payload), words_of(row.type, row.payload))
         if equal(payload, recorded.payload):
             return
         differences = diff_values(_comparable(recorded.payload), _comparable(payload), limit=_SHOWN)
         if differences:
             kind = "draw" if row.type == "draw" else "changed"
-            words = _words(row.type, payload)
+            words = words_of(row.type, payload)
             told = [found for found in differences if found.path not in _DIGESTS] or differences
             self.add(DivergenceFound(kind, recorded.lane, place, recorded.seq, words, tuple(told)))
         elif row.type == "call.started":
@@ -311,7 +311,7 @@ class Observer:
                 old[name] = new[name] = None
         if old != new:
             fields = diff_values(old, new, limit=_SHOWN)
-            words = _words(row.type, row.payload)
+            words = words_of(row.type, row.payload)
             self.add(DivergenceFound("changed", recorded.lane, place, recorded.seq, words, tuple(fields)))
 
     def output_is_known(self, payload: Mapping[str, Any], lane: str, at: int, seq: int, what: str) -> None:
@@ -338,39 +338,46 @@ class Observer:
 
     def missed(self, call: Invocation) -> DivergenceFound:
         """The recording has no such call: report the closest one, and what differs."""
-        site: Site = call.site
+        near, fields = self._nearest(call)
+        note = "after an earlier divergence in this lane" if call.site.lane in self._silent else ""
+        if near is not None and not fields:
+            note = self._why_not(call, near)
+        self._silent.add(call.site.lane)
+        return self.add(miss_of(call, near, fields, note))
+
+    def _nearest(self, call: Invocation) -> tuple[RecordedCall | None, tuple[FieldDiff, ...]]:
+        """The closest recorded call, and how the call differs from it."""
         candidates = self._candidates(call)
         best = nearest(call.name, call.arguments, [(c.name, self.recording.arguments(c)) for c in candidates])
-        near = candidates[best.place] if best is not None else None
-        fields = tuple(best.diffs[:_SHOWN]) if best is not None else ()
-        note = "after an earlier divergence in this lane" if site.lane in self._silent else ""
-        if near is not None and not fields and near.digest != call.digest:
-            note = "the arguments are equal as JSON, but not of the same types"
-        elif near is not None and not fields:
-            asked = f"requested in lane {site.lane} as occurrence {site.nth + 1}"
-            note = f"recorded in lane {near.lane} as occurrence {near.nth + 1}, {asked}"
-        found = DivergenceFound(
-            "miss",
-            site.lane,
-            site.index,
-            None,
-            "this model request" if call.kind == "llm" else f"{call.kind} {call.name}",
-            fields,
-            None if near is None else near.started,
-            note,
-        )
-        self._silent.add(site.lane)
-        return self.add(found)
+        return (None, ()) if best is None else (candidates[best.place], tuple(best.diffs[:_SHOWN]))
+
+    def _why_not(self, call: Invocation, near: RecordedCall) -> str:
+        """Why a recorded call with the same arguments does not answer *call*."""
+        if near.digest != call.digest:
+            return "the arguments are equal as JSON, but not of the same types"
+        asked = f"requested in lane {call.site.lane} as occurrence {call.site.nth + 1}"
+        return f"recorded in lane {near.lane} as occurrence {near.nth + 1}, {asked}"
 
     def _candidates(self, call: Invocation) -> list[RecordedCall]:
         """Recorded calls to compare with: in the same lane first, then unused ones of that name, then any."""
         named = self.recording.by_name.get(call.name, [])
         fresh = [c for c in named if not c.used] or named
-        local = [c for c in fresh if c.lane == call.site.lane]
-        return (local or fresh or list(self.recording.calls.values()))[:200]
+        return (self._local(fresh, call) or fresh or list(self.recording.calls.values()))[:200]
+
+    def _local(self, calls: list[RecordedCall], call: Invocation) -> list[RecordedCall]:
+        return [found for found in calls if found.lane == call.site.lane]
 
     def finish(self) -> None:
         """Report what the recording did up to the end of the run and the replay did not."""
+        self._not_reached()
+        for call in self._answered.values():
+            if call.finished is not None and not call.after_end and call.lane not in self._silent:
+                note = "the call started but did not finish"
+                words = f"call.finished {call.name}"
+                self.add(DivergenceFound("missing", call.lane, call.index, call.finished, words, note=note))
+
+    def _not_reached(self) -> None:
+        """Report the recorded events that did not happen."""
         recording = self.recording
         for lane, expected in recording.lanes.items():
             left = self._left(lane)
@@ -378,14 +385,9 @@ class Observer:
                 continue
             if self._first is not None and expected[0] > self._first:
                 recorded = recording.event(left[0])
-                self.consequences.append(_words(recorded.type, recorded.payload))
+                self.consequences.append(words_of(recorded.type, recorded.payload))
             else:
                 self.add(self._missing(left))
-        for call in self._answered.values():
-            if call.finished is not None and not call.after_end and call.lane not in self._silent:
-                note = "the call started but did not finish"
-                words = f"call.finished {call.name}"
-                self.add(DivergenceFound("missing", call.lane, call.index, call.finished, words, note=note))
 
     def late_left(self) -> list[tuple[int, DivergenceFound]]:
         """What the recording did after the end of the run and the replay has not done yet: how many milliseconds after
@@ -410,7 +412,18 @@ class Observer:
         lane, place = recorded.lane, self._at.get(recorded.lane, 0)
         number = len(self.recording.lanes[lane]) - place
         note = f"{number} recorded event{'s' if number > 1 else ''} of this lane did not happen"
-        return DivergenceFound("missing", lane, place, recorded.seq, _words(recorded.type, recorded.payload), note=note)
+        return DivergenceFound(
+            "missing", lane, place, recorded.seq, words_of(recorded.type, recorded.payload), note=note
+        )
+
+
+def miss_of(
+    call: Invocation, near: RecordedCall | None, fields: tuple[FieldDiff, ...], note: str = ""
+) -> DivergenceFound:
+    """A call that the recording does not have, with the closest one that it has."""
+    what = "this model request" if call.kind == "llm" else f"{call.kind} {call.name}"
+    at = None if near is None else near.started
+    return DivergenceFound("miss", call.site.lane, call.site.index, None, what, fields, at, note)
 
 
 def _not_written(path: str, value: Any) -> tuple[str, Any] | None:
@@ -472,7 +485,8 @@ def _wire(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {"headers": features, "deployment": served[1] if served else None}
 
 
-def _words(kind: str, payload: dict[str, Any]) -> str:
+def words_of(kind: str, payload: dict[str, Any]) -> str:
+    """An event in words."""
     if kind.startswith("call."):
         return f"{kind} {full_name(payload)}".rstrip()
     if kind == "draw":

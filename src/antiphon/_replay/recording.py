@@ -20,6 +20,7 @@ from antiphon._replay.masks import MaskRules, NotCompared
 from antiphon.canonical import canonical_digest, is_plain
 from antiphon.contract.events import (
     ASKS_STREAM,
+    CALLS_ONLY,
     GIVEN,
     MASKS,
     PSEUDONYMS,
@@ -256,10 +257,12 @@ class Recording:
         found = list(masks_in(event.meta.get(MASKS)))
         return [m for m in found if not fields or m.pointer.split("/")[1] in fields]
 
-    def alike(self, lane: str, name: str, arguments: Any, digest: str) -> tuple[RecordedCall, list[NotCompared]] | None:
-        """The first unused call of that name in the lane that differs only under masks."""
+    def alike(
+        self, lane: str | None, name: str, arguments: Any, digest: str
+    ) -> tuple[RecordedCall, list[NotCompared]] | None:
+        """The first unused call of that name, in the lane if one is given, that differs only under masks."""
         for call in self.by_name.get(name, ()):
-            if call.used or call.lane != lane:
+            if call.used or lane not in (None, call.lane):
                 continue
             event = self.event(call.started)
             masks = self.masks_of(event, "arguments", "request")
@@ -334,6 +337,16 @@ class Recording:
         self.prompts.clear()
         self.interactions.clear()
         self.last = None
+
+    @property
+    def calls_only(self) -> bool:
+        """Whether it holds only calls seen from outside the code that made them: they have no order to compare."""
+        return self.first is not None and self.first.payload.get(CALLS_ONLY) is True
+
+    def may_be_left_out(self, call: RecordedCall) -> bool:
+        """Whether it is not known that the code made this call: an MCP client lists tools by itself to check a result,
+        which it does not get if the guard of its calls answers from the recording."""
+        return self.calls_only and call.name == "tools/list"
 
     @property
     def answered(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from antiphon._replay.by_content import ByContent
 from antiphon._replay.masks import KEY_HINT, has_effect
 from antiphon._replay.observe import DivergenceFound, Observer
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
@@ -26,10 +27,14 @@ Ask = Callable[[dict[str, Any]], Any]
 class StrictInvoker:
     """Answers from the recording. Never returns ``None``: there is no live call behind it."""
 
-    def __init__(self, recording: Recording, observer: Observer, *, realtime: bool = False) -> None:
+    def __init__(
+        self, recording: Recording, observer: Observer, *, realtime: bool = False, calls: ByContent | None = None
+    ) -> None:
+        """With *calls*, recorded calls are found by content instead of by their place."""
         self._recording = recording
         self._observer = observer
         self._realtime = realtime
+        self._calls = calls
         self.script_vendor: str | None = recording.script_vendor
         self.missed: list[Invocation] = []
         self.refusals: list[RefusalFound] = []
@@ -53,10 +58,11 @@ class StrictInvoker:
         return self.answer_tool(call)
 
     def _find(self, call: Invocation) -> RecordedCall:
-        site = call.site
-        found = self._recording.find(site.lane, call.name, call.digest, site.nth)
+        site, calls = call.site, self._calls
+        found = calls.take(call) if calls else self._recording.find(site.lane, call.name, call.digest, site.nth)
         if found is None:
-            alike = self._recording.alike(site.lane, call.name, call.arguments, call.digest)
+            lane = None if calls else site.lane
+            alike = self._recording.alike(lane, call.name, call.arguments, call.digest)
             if alike is None:
                 self.missed.append(call)
                 raise self._miss(self._observer.missed(call))
@@ -82,6 +88,8 @@ class StrictInvoker:
         return answer
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
+        if self._recording.calls_only:
+            return fresh()
         place = (site.lane, what, site.nth)
         if place in self._recording.draws:
             return self._recording.draws[place]
@@ -111,8 +119,9 @@ class VerifyInvoker(StrictInvoker):
         ask: Ask | None = None,
         outside: Callable[[], AbstractContextManager[Any]] = nullcontext,
         realtime: bool = False,
+        calls: ByContent | None = None,
     ) -> None:
-        super().__init__(recording, observer, realtime=realtime)
+        super().__init__(recording, observer, realtime=realtime, calls=calls)
         self._ask = ask
         self._outside = outside
         self.verified: int = 0

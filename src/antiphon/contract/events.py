@@ -5,7 +5,7 @@ marks and ids are ``meta``: they may differ between two runs that did the same.
 
 | type                | payload                                                                       |
 |---------------------|-------------------------------------------------------------------------------|
-| run.started         | name, entry?, input?                                                          |
+| run.started         | name, entry?, input?, callsOnly? (only calls were seen, from outside the code)|
 | run.finished        | status (completed, failed, interrupted), output?, error?                      |
 | interaction.started | input                                                                         |
 | interaction.finished| output? or error?                                                             |
@@ -149,6 +149,9 @@ SAME_AS = "sameAs"
 """In the ``meta`` of a call of a resumed run: lane and occurrence of the call that it is, if it was made elsewhere."""
 CHUNKS = "chunks"
 """In the ``meta`` of the end of a stream that was read to its end: how many chunks it had."""
+CALLS_ONLY = "callsOnly"
+"""In the payload of a run's beginning: it holds only calls that were seen from outside the code that made them, whose
+tasks, threads, draws and output are not known."""
 ASKS_STREAM = "asksStream"
 """In the ``meta`` of a model call: whether a stream was asked for, where the body does not say it."""
 RAW_DIGEST = "rawDigest"

@@ -14,6 +14,7 @@ from antiphon._diff import diff_values
 from antiphon._recording.plain import dump, exact_output
 from antiphon._recording.resumed import EARLIER
 from antiphon._recording.run import Run, exit_code, run_error, status_of
+from antiphon._replay.by_content import ByContent, ContentObserver
 from antiphon._replay.explore import ExploreInvoker
 from antiphon._replay.observe import Composed, DivergenceFound, Observer, Seen
 from antiphon._replay.recording import Recording, full_name
@@ -190,15 +191,23 @@ def watched(
     realtime: bool = False,
     verify: bool = False,
     ask: Callable[[dict[str, Any]], Any] | None = None,
+    calls: ByContent | None = None,
     answering: type[StrictInvoker] = StrictInvoker,
 ) -> tuple[StrictResult, Run]:
-    """A run that is answered from the recording and compared with it; the caller runs it (see ``Run.attached``)."""
-    observer = Observer(recording, presenter(app, recording))
+    """A run that is answered from the recording and compared with it; the caller runs it (see ``Run.attached``).
+
+    With *calls*, calls may come in any order; without, only if the recording has none.
+    """
+    if calls is None and recording.calls_only:
+        calls = ByContent(recording)
+    present_live = presenter(app, recording)
+    observer = Observer(recording, present_live) if calls is None else ContentObserver(recording, present_live, calls)
     observer.untouched()
+    options: dict[str, Any] = {"realtime": realtime, "calls": calls}
     if verify:
-        invoker: StrictInvoker = VerifyInvoker(recording, observer, ask=ask, outside=outside, realtime=realtime)
+        invoker: StrictInvoker = VerifyInvoker(recording, observer, ask=ask, outside=outside, **options)
     else:
-        invoker = answering(recording, observer, realtime=realtime)
+        invoker = answering(recording, observer, **options)
     setup = Setup()
     result = StrictResult(observer, invoker, setup)
 
@@ -276,6 +285,8 @@ def _compare_end(recording: Recording, observer: Observer, payload: dict[str, An
         return
     event = recording.event(recording.last.seq)
     recorded = event.payload
+    if recording.calls_only:  # nobody saw what the code returned
+        recorded, payload = ({**one, "output": None} for one in (recorded, payload))
     live = observer.agreed(event, observer.presented(payload), "run.finished")
     if len(payload.get("error", ())) == 1:
         known = {"class": (recorded.get("error") or {}).get("class", "")}

@@ -176,7 +176,9 @@ def _saved(app: Antiphon, recording: Recording, calls: Sequence[RecordedCall]) -
 
 
 def outputs_of(recording: Recording) -> list[Any]:
-    """The outputs of a run's interactions; a run without any has one."""
+    """The outputs of a run's interactions; a run without any has one, which nobody saw if only its calls were."""
+    if recording.calls_only:
+        return []
     if recording.interactions:
         return [payload.get("output") for payload in recording.interactions]
     return [recording.output()]
@@ -238,7 +240,9 @@ def score_runs(
     a recorded answer; a live call that equals a recorded one counts as that call.
     """
     left, right = ([call_of(app, run, call, reviewed) for call in run.top_calls()] for run in (recorded, replayed))
-    outputs = outputs_of(replayed)
+    recorded_outputs, outputs = outputs_of(recorded), outputs_of(replayed)
+    if recorded.calls_only or replayed.calls_only:
+        recorded_outputs, outputs = [], []
     if recorded.is_old and not replayed.is_old:  # compare placeholders with placeholders
         present = presenter(app, recorded)
         outputs = [present(output) for output in outputs]
@@ -261,7 +265,7 @@ def score_runs(
         len(tools),
         used,
         new,
-        outputs_of(recorded),
+        recorded_outputs,
         outputs,
         embedder or LazyEmbedder(app.config.replay.embedder),
         lambda value: replayed.view(recorded.view(value)),
@@ -292,12 +296,12 @@ def strict_report(
     if strict is None:
         observer.untouched()
     divergences = [divergence.to_wire(recording.manifest.id) for divergence in observer.divergences]
-    calls = recording.top_calls()
+    calls = [call for call in recording.top_calls() if call.used or not recording.may_be_left_out(call)]
     answered = calls if strict is None else [call for call in calls if call.used]
     missed = [] if strict is None else strict.invoker.missed
     used = sum(call.kind != "llm" for call in answered)
     outputs = outputs_of(recording)
-    if strict is None:
+    if strict is None or recording.calls_only:
         current = outputs
     elif recording.interactions or strict.interactions:
         current = [observer.presented(output) for output in strict.interactions]
@@ -313,6 +317,7 @@ def strict_report(
         "divergences": divergences,
         "divergenceCount": observer.total,
         "consequences": observer.consequences,
+        "callsOnly": recording.calls_only,
         "insideTools": 0 if strict is None else sum(recording.covered(call.lane) for call in recording.calls.values()),
         "notes": [note.to_wire() for note in observer.notes],
         "masked": _masked(recording, list(observer.not_compared.values())),

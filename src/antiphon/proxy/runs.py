@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from antiphon._diff import diff_values
 from antiphon._recording.run import Run
-from antiphon._replay.observe import DivergenceFound
+from antiphon._replay.by_content import ByContent
 from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._replay.strict import StrictInvoker
 from antiphon._scope import RunScope
 from antiphon.contract.events import RunManifest
 from antiphon.decide.effects import block_message, reviewed_as
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayBlocked
-from antiphon.llm.key import variant_digest
 from antiphon.ops import side_effects
 from antiphon.ops.app import Antiphon
 from antiphon.ops.execution import watched
@@ -72,108 +69,11 @@ def _note_origin(answer: Answer) -> Answer:
     return answer
 
 
-class Form(NamedTuple):
-    """What distinguishes recorded calls with the same key."""
-
-    streams: bool | None = None
-    """Whether the request asked for a stream; ``None`` if unknown or not applicable."""
-    variant: str | None = None
-
-
-def _form_of(recording: Recording, call: RecordedCall) -> Form:
-    if call.kind != "llm":
-        return Form()
-    asked = recording.event(call.started)
-    request = asked.payload.get("request")
-    return Form(recording.streamed(asked), variant_digest(request) if isinstance(request, dict) else None)
-
-
-class ByContent:
-    """The calls of a recording by content, whatever their position: clients of a proxy have no lanes.
-
-    The first equal request gets the first recorded answer, the second the second; none is used twice. A recorded stream
-    only answers a request for a stream. Among calls that differ only in their variant, the same variant is preferred.
-    """
-
-    def __init__(self, recording: Recording, *, finished: bool = False) -> None:
-        """With *finished*, only calls that have an outcome."""
-        self._recording = recording
-        self._calls: dict[tuple[str, str], list[RecordedCall]] = {}
-        self._left: dict[tuple[str, str], dict[Form, deque[RecordedCall]]] = {}
-        """The unused calls by form, built on first use because the form must be read from their events."""
-        self._unasked = 0
-        for call in sorted(recording.calls.values(), key=lambda found: found.started):
-            if call.finished is not None or not finished:
-                self._calls.setdefault((call.name, call.digest), []).append(call)
-                self._unasked += 1
-
-    def _equal(self, call: Invocation) -> dict[Form, deque[RecordedCall]]:
-        key = (call.name, call.digest)
-        if key not in self._calls:
-            return {}
-        if key not in self._left:
-            left = self._left[key] = {}
-            for found in self._calls[key]:
-                left.setdefault(self.form(found), deque()).append(found)
-        return self._left[key]
-
-    def form(self, found: RecordedCall) -> Form:
-        return _form_of(self._recording, found)
-
-    def take(self, call: Invocation) -> RecordedCall | None:
-        """Take the next equal recorded call."""
-        fitting = [(form, left) for form, left in self._equal(call).items() if left and _fits(form, call)]
-        if len(fitting) > 1:
-            variant = variant_digest(call.arguments)
-            fitting = [(form, left) for form, left in fitting if form.variant == variant] or fitting
-        if not fitting:
-            return None
-        _, left = min(fitting, key=lambda one: one[1][0].started)
-        found = left[0]
-        if self._recording.find(found.lane, found.name, found.digest, found.nth) is None:  # from another credential
-            return None
-        self._unasked -= 1
-        return left.popleft()
-
-    def other(self, call: Invocation) -> RecordedCall | None:
-        """An equal recorded call whose answer has another form."""
-        return next((left[0] for form, left in self._equal(call).items() if left and not _fits(form, call)), None)
-
-    def unasked(self) -> int:
-        """The number of recorded calls that have not been requested."""
-        return self._unasked
-
-
-def _fits(form: Form, call: Invocation) -> bool:
-    return form.streams is None or form.streams == call.stream
-
-
-class UnorderedInvoker(StrictInvoker):
-    """Answers from the recording only, in any order."""
-
-    by_content: ByContent | None = None
-
-    def _find(self, call: Invocation) -> RecordedCall:
-        if self.by_content is None:
-            self.by_content = ByContent(self._recording)
-        found = self.by_content.take(call)
-        if found is None:
-            found = self.by_content.other(call) or super()._find(call)
-            if not _fits(self.by_content.form(found), call):
-                self.missed.append(call)
-                raise self._miss(self._observer.add(_of_other_form(call, found)))
-        return found
+class AnsweringInvoker(StrictInvoker):
+    """Answers from the recording only, and notes that it did."""
 
     def _answer(self, call: Invocation, found: RecordedCall) -> Answer:
         return _note_origin(super()._answer(call, found))
-
-
-def _of_other_form(call: Invocation, found: RecordedCall) -> DivergenceFound:
-    fields = tuple(diff_values({"stream": not call.stream}, {"stream": call.stream}))
-    words = ("as a stream", "as a whole") if call.stream else ("as a whole", "as a stream")
-    note = f"asked {words[0]}, recorded only {words[1]}"
-    site = call.site
-    return DivergenceFound("miss", site.lane, site.index, None, "this model request", fields, found.started, note)
 
 
 class RecordedFirst:
@@ -186,7 +86,7 @@ class RecordedFirst:
         self._recording = recording
         self._realtime = realtime
         self._reviewed = reviewed
-        self.by_content: ByContent = ByContent(recording, finished=True)
+        self._calls = ByContent(recording, finished=True)
         self.new: list[str] = []
         self.blocked: list[str] = []
         self.estimates: Estimates | None = None
@@ -195,7 +95,7 @@ class RecordedFirst:
         return self._recording.known_request(provider, body)
 
     def answer_tool(self, call: Invocation) -> Answer | None:
-        found = self.by_content.take(call)
+        found = self._calls.take(call)
         if found is not None:
             if self.estimates is not None:
                 self.estimates.given.add(call.site.call)
@@ -239,7 +139,15 @@ class CallCounter:
 class OpenRun:
     """An open run that records or answers requests."""
 
-    def __init__(self, name: str, mode: Mode, run: Run, recording: Recording | None, invoker: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        mode: Mode,
+        run: Run,
+        recording: Recording | None = None,
+        calls: ByContent | None = None,
+        invoker: RecordedFirst | None = None,
+    ) -> None:
         self.name = name
         self.mode = mode
         self.run = run
@@ -247,6 +155,7 @@ class OpenRun:
         self.requests = 0
         self.misses: list[dict[str, Any]] = []
         self.missed: int = 0
+        self._calls = calls
         self._invoker = invoker
         self._written = CallCounter(run.scope)
         self.estimates: Estimates | None = None
@@ -279,8 +188,7 @@ class OpenRun:
             "answered": 0 if self.recording is None else self.recording.answered,
         }
         if self.mode == "replay":
-            by_content = self._invoker.by_content
-            left = len(self.recording.calls) if by_content is None and self.recording else by_content.unasked()
+            left = 0 if self._calls is None else len(self._calls.unasked())
             found |= {"missed": self.missed, "misses": self.misses, "notAsked": left}
             found["equal"] = not self.missed and not left
         else:
@@ -289,7 +197,7 @@ class OpenRun:
                 found["cost"] = self.cost
             if self.estimates is not None and self.estimates.answers:
                 found["estimated"] = self.estimates.answers
-        if isinstance(self._invoker, RecordedFirst):
+        if self._invoker is not None:
             assert self.recording is not None
             found |= {"source": self.recording.manifest.id, "new": self._invoker.new, "blocked": self._invoker.blocked}
         return found
@@ -377,20 +285,22 @@ class Runs:
         app, mode = self._app, self.mode
         if mode == "replay":
             replayed = load_recording(app, self._recorded(name))
-            result, run = watched(app, replayed, realtime=self._realtime, answering=UnorderedInvoker)
-            return OpenRun(name, mode, run, replayed, result.invoker)
+            calls = ByContent(replayed)
+            _, run = watched(app, replayed, realtime=self._realtime, calls=calls, answering=AnsweringInvoker)
+            return OpenRun(name, mode, run, replayed, calls)
         earlier: RunManifest | None = None
         if mode == "record-new":
             with contextlib.suppress(NotFound):
                 earlier = self._recorded(name)
             name = name if earlier is None else earlier.name
         run = app.run(name, like=earlier, tags={"via": "proxy"})
+        run.calls_only = True
         invoker: RecordedFirst | None = None
         recording = None if earlier is None else load_recording(app, earlier)
         if recording is not None:
             reviewed = _reviewed(recording.manifest.entry)
             run.scope.invoker = invoker = RecordedFirst(recording, realtime=self._realtime, reviewed=reviewed)
-        opened = OpenRun(name, mode, run, recording, invoker)
+        opened = OpenRun(name, mode, run, recording, invoker=invoker)
         if app.config.prices and app.config.loop.max_cost is not None:
             opened.estimates = Estimates(run)
             if invoker is not None:

@@ -57,6 +57,8 @@ class ReplayReport(TypedDict, total=False):
     """Recorded calls made by tools: the tool was answered from the recording, so they were not made again."""
     consequences: Sequence[str]
     """What the recording did after the first divergence and the replay did not."""
+    callsOnly: bool
+    """Whether only calls were recorded, from outside of the code."""
     structure: Mapping[str, Any]
     saved: Saved
     verdict: Literal["pass", "fail"]
@@ -166,6 +168,8 @@ def _findings(report: ReplayReport) -> Iterator[str]:
     if report.get("insideTools"):
         inside = plural(report["insideTools"], "recorded call")
         yield f"Not Compared: {inside} inside of tools, because their tools were answered from the recording"
+    if report.get("callsOnly"):
+        yield "Not Compared: order and output, because only calls were recorded, from outside of the code"
     if report.get("answers"):
         yield f"Answers Compared: {compared_text(report)}"
     for hit in report.get("semanticHits") or ():
@@ -176,7 +180,8 @@ def _findings(report: ReplayReport) -> Iterator[str]:
         yield f"Divergence: {divergence.get('message') or shorten(dict(divergence), _WIDEST)}"
     if report.get("consequences"):
         missing = report["consequences"]
-        yield f"  - so {plural(len(missing), 'recorded lane')} did not happen: {', '.join(missing[:5])}"
+        what = "recorded call" if report.get("callsOnly") else "recorded lane"
+        yield f"  - so {plural(len(missing), what)} did not happen: {', '.join(missing[:5])}"
     for found in report.get("contradictions") or ():
         old, new = shorten(found.get("recorded")), shorten(found.get("replayed"))
         yield f"Contradiction: {found.get('kind', '?')}, {old} became {new}"

@@ -26,9 +26,10 @@ class Log:
 class Script:
     """Writes one event after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, **started: Any) -> None:
+        """*started* are further fields of the first event."""
         self.events: list[Event] = []
-        self.add("run.started", {"name": "made", "input": {"question": 1}})
+        self.add("run.started", {"name": "made", "input": {"question": 1}, **started})
 
     def add(self, kind: str, payload: dict[str, Any], *, sealed: bool = True, **more: Any) -> int:
         """The next event; its number."""
