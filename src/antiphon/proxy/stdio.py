@@ -37,6 +37,8 @@ _END_S = 10.0
 """How long a server may take to exit after its stdin was closed …"""
 _STOP_S = 0.5
 """… and how much longer once we receive a signal: clients wait 2 seconds before they kill us."""
+_CANCELLED_S = 1.0
+"""How long a server may take to answer a call that its client has cancelled; then the outcome is unknown."""
 _SIGNAL_S = 1.0
 """How long it may take to exit after we signal it."""
 
@@ -81,7 +83,8 @@ class Wrapped:
         """Callbacks that record the messages preceding the answer to a request."""
         self._tokens: dict[Any, Any] = {}
         """Request ids by progress token."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._calls: dict[Any, tuple[asyncio.Task[None], asyncio.Event]] = {}
+        """Guarded calls until they are answered, each with the event that is set once it has been sent."""
 
     async def serve(self, command: Sequence[str], lines: asyncio.Queue[bytes | None]) -> tuple[int, dict[str, Any]]:
         """Forward messages until the client closes its end; return the server's exit code and a report."""
@@ -151,10 +154,9 @@ class Wrapped:
 
     async def _settle(self) -> None:
         for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionResetError("The server ended without an answer."))
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=10)
+            _fail_waiting(future, ConnectionResetError("The server ended without an answer."))
+        if self._calls:
+            await asyncio.wait([task for task, _ in self._calls.values()], timeout=10)
         lost = {"class": "", "code": "no_answer", "message": "The server ended without an answer."}
         for boundary in self._asked.values():
             await boundary.finish("error", error=lost)
@@ -170,8 +172,10 @@ class Wrapped:
             return
         if asked is None or asked.id is None:  # a notification or a response to the server
             await self._send(line)
+            if asked is not None and asked.method == "notifications/cancelled":
+                self._cancel(asked.params.get("requestId"))
             return
-        if asked.id in self._waiting or asked.id in self._asked:
+        if asked.id in self._calls or asked.id in self._asked:
             text = f"The id {asked.id!r} belongs to a request that is not answered yet."
             self._reply({"id": asked.id, "error": {"code": INVALID_REQUEST, "message": text}})
             return
@@ -263,6 +267,8 @@ class Wrapped:
                 try:
                     given = await made()
                     answer = given_again(given, asked)
+                except _Cancelled as failure:
+                    failed, answer = failure, None  # nobody waits for one
                 except Exception as failure:
                     failed = failure
                     answer = unknown(failure, asked)
@@ -271,7 +277,7 @@ class Wrapped:
                         self._guard.note_outcome(equal, key, given, failed)
                 if heard:
                     self._write(heard[0][0])
-                else:
+                elif answer is not None:
                     for message, _ in origin.notices:
                         self._reply_notice(message, asked)
                     self._reply({"id": asked.id, **answer})
@@ -279,13 +285,24 @@ class Wrapped:
                 self._fail(asked, error)
             finally:
                 begun.set()
+                del self._calls[asked.id]
 
-        task = asyncio.ensure_future(call())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._calls[asked.id] = asyncio.ensure_future(call()), begun
         with contextlib.suppress(TimeoutError):  # keep the order of messages to the server
             async with asyncio.timeout(_ORDER_S):
                 await begun.wait()
+
+    def _cancel(self, place: Any) -> None:
+        """End a call that its client has cancelled: its outcome is unknown unless the server still answers."""
+        if not isinstance(place, (str, int, float)) or place not in self._calls:
+            return
+        call, begun = self._calls[place]
+        answer = self._waiting.get(place)
+        if answer is not None:
+            error = _Cancelled("The client cancelled the call.")
+            asyncio.get_running_loop().call_later(_CANCELLED_S, _fail_waiting, answer, error)
+        elif not begun.is_set():
+            call.cancel()
 
     def _fail(self, asked: _mcp.Request, error: Exception) -> None:
         if isinstance(error, ReplayMiss) and self._run is not None:
@@ -348,6 +365,15 @@ class Wrapped:
         place = self._tokens.get(token) if isinstance(token, (str, int)) else next(reversed(self._noting))
         if place in self._noting:
             self._noting[place](message)
+
+
+class _Cancelled(ConnectionAbortedError):
+    """The client has cancelled the call."""
+
+
+def _fail_waiting(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def pump(source: BinaryIO, loop: asyncio.AbstractEventLoop) -> asyncio.Queue[bytes | None]:

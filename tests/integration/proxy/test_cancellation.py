@@ -163,3 +163,67 @@ def test_a_client_on_stdio_that_cancels_tells_the_server(app: Antiphon) -> None:
 
     asyncio.run(session())
     assert told == [{"jsonrpc": "2.0", "id": 1, "result": cancelled}]
+
+
+@pytest.mark.parametrize("mode", ["record", "live"])
+def test_a_call_that_its_client_cancelled_on_stdio_is_unknown_and_is_not_made_again(app: Antiphon, mode: Any) -> None:
+    told: list[Any] = []
+    ended = asyncio.Event()
+    call = {**_CALL, "params": {**_CALL["params"], "_meta": {"dev.antiphon/callId": "k1"}}}  # type: ignore[dict-item]
+    cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+    program = (
+        "import json, sys\n"
+        "heard = [json.loads(line)['method'] for line in sys.stdin]\n"
+        "print(json.dumps({'jsonrpc': '2.0', 'method': 'heard', 'params': heard}), flush=True)\n"
+    )
+
+    async def session() -> None:
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        for message in (call, cancelled, {**call, "id": 2}):
+            lines.put_nowait(json.dumps(message).encode() + b"\n")
+
+        def write(line: bytes) -> None:
+            told.append(json.loads(line))
+            ended.set()
+
+        wrapped = Wrapped(app, "desk", mode=mode, write=write)
+        serving = asyncio.ensure_future(wrapped.serve([sys.executable, "-c", program], lines))
+        async with asyncio.timeout(60):
+            await ended.wait()
+        lines.put_nowait(None)
+        await serving
+
+    asyncio.run(session())
+    assert [message.get("id") for message in told] == [2, None]  # a cancelled request gets no answer
+    assert told[0]["result"]["_meta"]["dev.antiphon/outcome"] == "outcome_unknown"
+    assert told[1]["params"] == ["tools/call", "notifications/cancelled"]
+
+
+def test_a_call_that_was_cancelled_before_it_was_sent_is_not_made(app: Antiphon) -> None:
+    """It waits for an equal call, which the server then says it did not execute."""
+    told: list[Any] = []
+    call = {**_CALL, "params": {**_CALL["params"], "_meta": {"dev.antiphon/callId": "k1"}}}  # type: ignore[dict-item]
+    cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}}
+    program = (
+        "import json, sys\n"
+        "heard = [json.loads(sys.stdin.readline())['method'] for _ in range(2)]\n"
+        "error = {'code': -32021, 'message': 'not executed'}\n"
+        "print(json.dumps({'jsonrpc': '2.0', 'id': 1, 'error': error}), flush=True)\n"
+        "heard += [json.loads(line)['method'] for line in sys.stdin]\n"
+        "print(json.dumps({'jsonrpc': '2.0', 'method': 'heard', 'params': heard}), flush=True)\n"
+    )
+
+    async def session() -> None:
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        for message in (call, {**call, "id": 2}, cancelled):
+            lines.put_nowait(json.dumps(message).encode() + b"\n")
+
+        def write(line: bytes) -> None:
+            told.append(json.loads(line))
+            lines.put_nowait(None)
+
+        await Wrapped(app, "desk", write=write).serve([sys.executable, "-c", program], lines)
+
+    asyncio.run(session())
+    assert [message.get("id") for message in told] == [1, None]
+    assert told[1]["params"] == ["tools/call", "notifications/cancelled"]
