@@ -47,11 +47,6 @@ class Extras:
     """Whether the log says that this call has waited for a long time."""
     refusals = 0
     """How often the store has refused to change a record that it says is the current one."""
-    reuse: Reuse | None = None
-    """The record that answers, and how it was found."""
-    reused_at_ms = 0
-    hit = ""
-    """The state of that record, as the metrics name it, once it has answered."""
     refusal: Outcome | None = None
     """The answer of an open breaker, unless a record has a better one."""
     asked: Asked | None = None
@@ -116,6 +111,7 @@ class GuardedCall:
         "events",
         "extras",
         "guard",
+        "hit",
         "idempotency_key",
         "identity",
         "key",
@@ -132,6 +128,8 @@ class GuardedCall:
         "plan",
         "policy",
         "request_id",
+        "reuse",
+        "reused_at_ms",
         "run",
         "settlement",
         "started",
@@ -177,6 +175,12 @@ class GuardedCall:
     outer: Held | None
     value: Any
     # its end
+    reuse: Reuse | None
+    """The record that answers, and how it was found."""
+    reused_at_ms: int
+    """When that was, on the store's clock."""
+    hit: str
+    """The state of that record, as the metrics name it, once it has answered."""
     payload: bytes | None
     settlement: Settlement | None
     events: Sequence[Row]
@@ -195,18 +199,17 @@ class GuardedCall:
         if outcome is None:
             outcome = self.outcome = Outcome("success", self.value, self.number)
             outcome.payload = self.payload
-            if self.extras.hit:
+            if self.hit:
                 self.label(outcome)
         return outcome
 
     def label(self, outcome: Outcome) -> None:
         """Label the outcome as answered by a record."""
-        extras = self.extras
-        assert extras.reuse is not None
-        record, matched_on, shared = extras.reuse
+        assert self.reuse is not None
+        record, matched_on, shared = self.reuse
         outcome.from_cache = True
         outcome.matched_on = matched_on
-        outcome.age_ms = age_ms = extras.reused_at_ms - record.updated_at_ms
+        outcome.age_ms = age_ms = self.reused_at_ms - record.updated_at_ms
         if shared:
             outcome.note(reused=True, **{"from": "an equal call", "matchedOn": matched_on, "ageMs": max(0, age_ms)})
 
@@ -287,7 +290,7 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
     if outer is not None:
         call.turn = None  # turn control is about the calls that the model requests, not those of its tools
     call.request_id = call.identity = call.token = uuid7()
-    call.run = call.call_id = call.pin = call.guard = call.outcome = call.payload = call.settlement = None
+    call.run = call.call_id = call.pin = call.guard = call.reuse = call.outcome = call.payload = call.settlement = None
     if _active_runs or _cursor() is not None or _origin() is not None:
         call.run = entry_of(plan.form, plan.plans.store, plan.plans.settings.tenant)
         if call.run is not None:
@@ -295,6 +298,7 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
             if session is None:
                 call.place = call.run.scope.place
     call.version = call.number = call.entered = 0
+    call.hit = ""
     call.events = call.attempts = ()
     call.value = NOTHING
     call.extras = NO_EXTRAS

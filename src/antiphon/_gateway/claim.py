@@ -15,7 +15,7 @@ from antiphon._gateway import approval, codec
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.approving import Asked
 from antiphon._gateway.attempt import dispatch, renewed
-from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.call import NO_EXTRAS, GuardedCall
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.outcome import Outcome, restored_failure
 from antiphon._gateway.owner import certainly_dead, is_of_process
@@ -56,6 +56,7 @@ log = logging.getLogger("antiphon.gateway")
 _LONGEST_LOOK_S = 5.0
 _LONGEST_PAUSE_S = 1.0
 _MOST_REFUSALS = 32
+_IN_FLIGHT = (rules.Wait, rules.Busy)
 _LONG_WAIT = (
     "a call of %s has waited for more than %.0f s for an equal call that is in flight, and goes on waiting: key %s, "
     "owner %s. Its worker is slow, hangs, or waits in turn for a call of this process. To see it: antiphon claims list "
@@ -167,7 +168,7 @@ def looked(call: GuardedCall, reply: Existing | None) -> Step:
         return answered(call, extras.refusal)
     match rules.decide(reply, _claimant(call)):  # the store is only read
         case rules.Reuse() as reuse:
-            extras.reuse, extras.reused_at_ms = reuse, reply.now_ms
+            call.reuse, call.reused_at_ms = reuse, reply.now_ms
             return _reused(call)
         case rules.Unknown():  # "not called" would be wrong
             return still_unknown(call)
@@ -179,16 +180,14 @@ def looked(call: GuardedCall, reply: Existing | None) -> Step:
 
 def _claimant(call: GuardedCall) -> rules.Claimant:
     """What the rules need to know of the call."""
-    policy = call.policy
-    given = policy.given_key is not None
-    digest = _digest(call.params) if given else ""
-    best, waited = policy.mode == "bestEffort", call.extras.waited_for
-    gate_ms = 0 if given else call.plan.ttl_ms
-    asked = call.extras.asked
-    need = None if asked is None else asked.need
-    again = call.plan.tool.spec.after_undo == "run"
-    asks = (call.identity, digest, call.plan.idempotent, given, best, policy.reuse, waited, False, gate_ms, need, again)
-    return _new(rules.Claimant, asks)
+    policy, extras = call.policy, call.extras
+    claimant: rules.Claimant = _new(rules.Claimant, (call.identity, *policy.terms))
+    if policy.given_key is not None:
+        claimant = claimant._replace(params_digest=_digest(call.params), given_key=True, gate_ms=0)
+    if extras is not NO_EXTRAS:
+        need = None if extras.asked is None else extras.asked.need
+        claimant = claimant._replace(waited_for=extras.waited_for, need=need)
+    return claimant
 
 
 def _digest(params: bytes | tuple[str, str]) -> str:
@@ -197,11 +196,11 @@ def _digest(params: bytes | tuple[str, str]) -> str:
 
 def _decide(call: GuardedCall, got: Existing) -> Step:
     """Act on the decision table."""
-    plan, name, claimant = call.plan, call.plan.name, _claimant(call)
+    plan, claimant = call.plan, _claimant(call)
     decision = rules.decide(got, claimant)
     if plan.watched_only:
         return _watched(call, decision)
-    if isinstance(decision, (rules.Wait, rules.Busy)) and certainly_dead(got.current.owner):
+    if isinstance(decision, _IN_FLIGHT) and certainly_dead(got.current.owner):
         decision = rules.decide(got, claimant._replace(owner_gone=True))
     match decision:
         case rules.Reuse():
@@ -214,7 +213,7 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
             return _pending(call, version, found)
         case rules.Wait(_, left_ms):
             if is_of_process(got.current.owner, call.template.owner) and is_waited_for(call.key):
-                return answered(call, outcomes.reentrant(name))
+                return answered(call, outcomes.reentrant(plan.name))
             return _wait(call, got.current, left_ms / 1000)
         case rules.Busy():
             return _in_flight(call, got.current, "the call does not wait")
@@ -225,7 +224,7 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
             call.key = f"{call.key}.{call.pair[1][:32]}"
             return Read(call.key, call.identity, looked)
         case rules.Undone():
-            return answered(call, outcomes.undone(name))
+            return answered(call, outcomes.undone(plan.name))
         case rules.Unknown(record, mark):
             return _unknown(call, record, mark, record.version == got.current.version)
         case _:
@@ -413,12 +412,11 @@ def not_decided(call: GuardedCall) -> Step:
 
 def _reuse(call: GuardedCall, decision: rules.Reuse, got: Existing) -> Step:
     """Answer from a record; a redelivery of this very call should find the same one."""
-    extras = call.off_path()
-    extras.reuse, extras.reused_at_ms = decision, got.now_ms
-    if decision.shared:
-        found = decision.record
-        lasts = call.policy.reuse == "session" and decision.matched_on != "inflight" and got.own is None
-        if found.state == "done" and not lasts:  # otherwise everybody finds it
+    call.reuse, call.reused_at_ms = decision, got[2]
+    found, matched_on, shared = decision
+    if shared and found.state == "done":
+        lasts = call.policy.reuse == "session" and matched_on != "inflight" and got[1] is None
+        if not lasts:  # otherwise everybody finds it
             return Alias(call.key, call.identity, found.version, _aliased)
     return _reused(call)
 
@@ -443,9 +441,8 @@ def not_remembered(call: GuardedCall, error: StoreError) -> Step:
 
 def _found(call: GuardedCall) -> DedupeRecord:
     """The record that answers."""
-    reuse = call.extras.reuse
-    assert reuse is not None
-    return reuse.record
+    assert call.reuse is not None
+    return call.reuse.record
 
 
 def _reused(call: GuardedCall) -> Step:
@@ -453,13 +450,13 @@ def _reused(call: GuardedCall) -> Step:
     if call.outcome is not None:  # reconcile found it
         return answered(call, call.outcome)
     found = _found(call)
-    if rules.is_resolution(found) and found.state == "done":  # make it final, then look again
-        return Mark(call.key, found.version, _served_settlement(found), _marked)
     if found.state != "done":
         _hit(call, found)
         outcome = restored_failure(found)
         call.label(outcome)
         return answered(call, outcome)
+    if found.error is not UNSET and rules.is_resolution(found):  # make it final, then look again
+        return Mark(call.key, found.version, _served_settlement(found), _marked)
     if found.payload_ref is UNSET:
         return _given(call, None)
     results = call.plan.results
@@ -489,7 +486,8 @@ def _given(call: GuardedCall, blob: bytes | None) -> Step:
     elif found.output_redacted is True:
         call.result().note(outputRedacted=True)
     elif not plan.tool.streams:
-        return settled(call, 0) if call.extras.hooked is None else answered(call, call.result())
+        hooked = None if call.extras is NO_EXTRAS else call.extras.hooked
+        return settled(call, 0) if hooked is None else answered(call, call.result())
     return answered(call, call.result())
 
 
@@ -505,12 +503,11 @@ def not_readable(call: GuardedCall, error: Exception) -> Step:
 
 def _hit(call: GuardedCall, found: DedupeRecord) -> None:
     """A record answers."""
-    extras = call.extras
-    assert extras.reuse is not None
-    matched_on = extras.reuse.matched_on
-    extras.hit = found.state if matched_on != "inflight" else matched_on
+    assert call.reuse is not None
+    matched_on = call.reuse.matched_on
+    call.hit = found.state if matched_on != "inflight" else matched_on
     if call.run is not None:
-        age_ms = extras.reused_at_ms - found.updated_at_ms
+        age_ms = call.reused_at_ms - found.updated_at_ms
         call.run.decide("reused", {"state": found.state}, {"matchedOn": matched_on, "ageMs": age_ms})
 
 
@@ -524,7 +521,7 @@ def _unknown(call: GuardedCall, found: DedupeRecord, mark: bool, current: bool) 
         extras.waited_for = extras.waited_for or found.version  # what it turns out to be is this call's answer, too
     if not mark and tool.spec.reconcile is None:
         return still_unknown(call)
-    extras.reuse = rules.Reuse(found, "completed", shared=False)
+    call.reuse = rules.Reuse(found, "completed", shared=False)
     if mark:
         settlement = unknown(call, "its worker was lost")._replace(attempts=(), attempt_count=1)
         settlement = approval.kept_by(found, settlement)
@@ -622,7 +619,7 @@ def _resolved(call: GuardedCall, version: int | None) -> Step:
         return Read(call.key, call.identity, looked)
     if found.request.identity == call.identity:
         return answered(call, outcome)
-    call.extras.reuse = rules.Reuse(msgspec.structs.replace(found, version=version), "completed", shared=False)
+    call.reuse = rules.Reuse(msgspec.structs.replace(found, version=version), "completed", shared=False)
     return Alias(call.key, call.identity, version, _aliased)
 
 

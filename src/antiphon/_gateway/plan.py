@@ -142,6 +142,7 @@ class Policy:
         "retry_safe",
         "reuse",
         "safety",
+        "terms",
         "timeout_s",
         "unclaimed",
     )
@@ -156,6 +157,9 @@ class Policy:
         self.safety: bool = options.safety_critical
         self.retry_safe: bool = options.retry_safe or tool.spec.forward_key
         self.reuse: Any = _first(tool.reuse_default, options.reuse, "turn")
+        best, again = self.mode == "bestEffort", tool.spec.after_undo == "run"
+        self.terms: tuple[Any, ...] = ("", plan.idempotent, False, best, self.reuse, 0, False, plan.ttl_ms, None, again)
+        """The :class:`~antiphon.decide.claim.Claimant` of a plain call, without its identity."""
         self.max_attempts: int = _least(tool.retry.max_attempts, options.max_attempts) if guarded else 1
         self.max_elapsed_ms: int = _least(tool.retry.max_elapsed_ms, options.max_elapsed_ms)
         self.timeout_s = _shorter(tool.timeout, options.timeout_s) if guarded else None

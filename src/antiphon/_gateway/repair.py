@@ -90,7 +90,7 @@ def broke_off(call: GuardedCall, step: Step | None, error: BaseException) -> Ste
         match step:
             case Get():
                 return not_readable(call, error)
-            case Put() if call.extras.reuse is None:
+            case Put() if call.reuse is None:
                 return keep_failed(call, error)
             case Reconcile() | Put():
                 said = unquoted(call, f"{type(error).__name__}: {error}")

@@ -473,14 +473,15 @@ def _conclude(call: GuardedCall) -> Step:
     monotonic, tally = plan.monotonic, plan.tally
     took_ms = (monotonic() - call.started) * 1000
     if outcome is None:
-        if not plain and extras.hit:
-            tally = plan.tallies["success", extras.hit]
+        hit = call.hit
+        if hit:
+            tally = plan.tallies["success", hit]
         tally(took_ms)
         if plan.on_end:
-            told = None if plain else call.result()
+            told = None if plain and not hit else call.result()
             plan.reporter.ended(call, told, took_ms, "tool_call_end", plan.on_end)
     else:
-        plan.tallies[outcome.status, extras.hit](took_ms)
+        plan.tallies[outcome.status, call.hit](took_ms)
         blocked = outcome.attempts == 0 and not outcome.from_cache and outcome.status != "success"
         listeners = plan.on_blocked if blocked else plan.on_end
         if listeners:

@@ -149,7 +149,7 @@ class Write:
         if extras.replayed:
             mine = not self.reused
         else:
-            mine = call.entered > 0 and not extras.hit and not (outcome is not None and outcome.from_cache)
+            mine = call.entered > 0 and not call.hit and not (outcome is not None and outcome.from_cache)
         if outcome is None or outcome.status == "success":
             self._value = call.value if outcome is None else outcome.value
         elif not _may_stand(call, outcome):

@@ -47,6 +47,7 @@ from antiphon.contract.record import is_unknown as is_unknown
 from antiphon.ports import Existing
 
 ReuseRule = Literal["turn", "session", "never"] | float
+_new = tuple.__new__  # half the cost of a named tuple's own constructor
 
 
 class Need(NamedTuple):
@@ -227,7 +228,7 @@ def _by_claim(existing: Existing, asks: Claimant) -> Decision:
         own = None
     if current.state == "inflight":
         return _in_flight(current, now, asks)
-    if is_unknown(current) and not asks.idempotent and not (own is None and _gate_is_over(current, now, asks)):
+    if not asks.idempotent and is_unknown(current) and not (own is None and _gate_is_over(current, now, asks)):
         return Unknown(current, mark=False)
     if own is not None:
         return _own_settled(own, asks)
@@ -268,7 +269,7 @@ def _own_settled(own: DedupeRecord, asks: Claimant) -> Decision:
         return Run(own.version, own.state)
     if own.state == "failed" and _runs_again(own, asks):
         return Run(own.version, "retry after failure")
-    return Reuse(own, "inflight" if asks.waited_for else "completed", shared=False)
+    return _new(Reuse, (own, "inflight" if asks.waited_for else "completed", False))
 
 
 def _is_open(own: DedupeRecord, asks: Claimant) -> bool:
@@ -289,7 +290,7 @@ def _others_settled(current: DedupeRecord, now: int, asks: Claimant, overtaken: 
         if asks.waited_for:
             return Reuse(current, "inflight", shared=True)
         if asks.idempotent and (overtaken or _may_reuse(current, now, asks.reuse)):
-            return Reuse(current, "completed", shared=True)
+            return _new(Reuse, (current, "completed", True))
         return Run(current.version, "new call")
     return Run(current.version, "after " + current.state)
 
