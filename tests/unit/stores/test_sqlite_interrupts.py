@@ -23,6 +23,7 @@ class Interrupted:
         self.connection = connection
         self.after = after
         self.look_at = 0.0
+        self.writes = self
 
     def execute(self, statement: str, *values: Any) -> Any:
         done = self.connection.execute(statement, *values)

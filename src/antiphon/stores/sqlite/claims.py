@@ -35,15 +35,21 @@ _APART = 500
 LOOK_AGAIN_MS = 300_000
 """How soon a claim that was in flight is checked again: its outcome may have shortened its life."""
 
-_REQUEST = b'{"sessionKey":%b,"actorId":%b,"requestId":%b,"paramsDigest":%b,"identity":%b,"paramsDigestExact":%b}'
+_REQUEST = bytearray(
+    b'{"sessionKey":%b,"actorId":%b,"requestId":%b,"paramsDigest":%b,"identity":%b,"paramsDigestExact":%b}'
+)
 _REQUEST_OF_CALL = _REQUEST[:-1] + b',"toolCallId":%b}'
-"""The JSON of a :class:`~antiphon.contract.record.RecordedRequest`."""
-_ONE_SUCCESS = (
+"""The JSON of a :class:`~antiphon.contract.record.RecordedRequest`.
+
+A ``bytearray``, like all values for blobs: ``sqlite3`` binds ``int``, ``float``, ``str`` and ``bytearray`` as they are,
+and looks for an adapter of any other type (also ``bytes`` and ``bool``), which takes up to a microsecond.
+"""
+_ONE_SUCCESS = bytearray(
     b'{"execution":{"attemptCount":1,"attempts":['
     b'{"startedAtMs":%d,"finishedAtMs":%d,"status":"success","retriable":false}]}}'
 )
 """The outcome of a :class:`~antiphon.ports.Success`."""
-_ASKED = b'{"arguments":%b}'
+_ASKED = bytearray(b'{"arguments":%b}')
 """What stands in place of the outcome while the claim is in flight."""
 
 _encode = msgspec.json.Encoder().encode
@@ -180,9 +186,7 @@ def _settle_earlier(
     return new_version
 
 
-def claim_values(
-    request: ClaimRequest, now: int, version: int, sweep_at: int = 0, history: bool = False
-) -> tuple[Any, ...]:
+def claim_values(request: ClaimRequest, now: int, version: int, sweep_at: int = 0, history: int = 0) -> tuple[Any, ...]:
     """The values of :data:`INSERT_CLAIM`."""
     template = request.template
     expires = now + template.lives_ms
@@ -217,18 +221,18 @@ def settle_values(key: str, version: int, settlement: Settlement, new_version: i
     expires = now + ttl_ms
     if type(settlement) is Success:
         ((started, finished, _, _),) = attempts
-        outcome = _ONE_SUCCESS % (started, finished)
+        outcome: bytes | bytearray = _ONE_SUCCESS % (started, finished)
     else:
-        outcome = _encode(outcome_of(settlement))
+        outcome = bytearray(_encode(outcome_of(settlement)))
     return (
         state,
         new_version,
         now,
         expires,
         ttl_ms,
-        dispatched,
+        1 if dispatched else 0,
         outcome,
-        payload,
+        payload if payload is None else bytearray(payload),
         expires,
         key,
         version,
@@ -236,7 +240,7 @@ def settle_values(key: str, version: int, settlement: Settlement, new_version: i
     )
 
 
-def _request_json(request: ClaimRequest) -> bytes:
+def _request_json(request: ClaimRequest) -> bytes | bytearray:
     template, params, call_id = request.template, request.params, request.call_id
     if type(params) is bytes:
         digest = exact = dumps(sha256(params).hexdigest())
@@ -364,17 +368,17 @@ def _known(key: str, record: bytes, v: int) -> DedupeRecord:
 def _replace(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Claimed:
     """Put a new claim in place of what is there, which can still be found by its own identity."""
     (previous,) = connection.execute(SQL["version_floor"]).fetchone()
-    sweep_at, history = 0, False
+    sweep_at, history = 0, 0
     before = _find(connection, request.key)
     if before is not None:
         own = _earlier(connection, before, request.identity, now)
         previous = max(previous, before.version, 0 if own is None else own.version)
-        history = bool(before.history)
+        history = before.history
         if history:
             connection.execute(SQL["delete_execution"], (request.key, request.identity))
         if before.expires_at_ms > now and before.identity != request.identity:
             _keep(connection, before.to_record(), before.identity)
-            history = True
+            history = 1
         sweep_at = before.sweep_at_ms if history else 0
         connection.execute(SQL["delete_claim"], (before.id,))
         _leave_index(connection, before.gone())

@@ -169,7 +169,7 @@ class DatabaseFile:
             try:
                 if now >= connection.look_at or self._wal is not None:
                     self._before_commit(connection)
-                execute = connection.execute
+                execute = connection.writes.execute
                 if not second:
                     done = execute(statement, values).rowcount > 0
                 else:

@@ -19,7 +19,8 @@ GROUP BY key, version;
 UPDATE executions SET version = ?, record = ? WHERE key = ? AND version = ? AND identity <> '';
 
 -- name: insert_claim
-INSERT INTO claims (key, tenant, workspace, tool, session, identity, idempotency_key, state, version, fence, owner,
+-- OR FAIL: a statement that writes one row has nothing to undo, so SQLite need not prepare for it.
+INSERT OR FAIL INTO claims (key, tenant, workspace, tool, session, identity, idempotency_key, state, version, fence, owner,
                     created_at_ms, updated_at_ms, expires_at_ms, lock_until_ms, ttl_ms, sweep_at_ms, history, request,
                     outcome, v)
 SELECT ?, ?, ?, ?, ?, ?, ?, 'inflight', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
@@ -212,7 +213,7 @@ SELECT number FROM runs WHERE id = ?;
 SELECT number, (SELECT max(id) FROM events WHERE id >= number << 32 AND id < (number + 1) << 32) FROM runs WHERE id = ?;
 
 -- name: insert_next_event
-INSERT INTO events (id, type, at_ms, body) SELECT ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE number = ? >> 32);
+INSERT OR FAIL INTO events (id, type, at_ms, body) SELECT ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE number = ? >> 32);
 
 -- name: insert_event
 INSERT INTO events (id, type, at_ms, body) VALUES (?, ?, ?, ?);

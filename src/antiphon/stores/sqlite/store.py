@@ -331,7 +331,7 @@ class SyncSQLiteJournal(SyncFromAsync):
         place = self._ends.get(run) or self._file.read(lambda connection: log.next_place(connection, run))
         if not place:
             return False
-        if not self._file.execute_now(statement, values, log.INSERT_NEXT, (place, kind, at_ms, body, place)):
+        if not self._file.execute_now(statement, values, log.INSERT_NEXT, (place, kind, at_ms, bytearray(body), place)):
             self._ends.pop(run, None)
             return False
         if len(self._ends) >= _ENDS:
