@@ -81,7 +81,8 @@ def proxy(arguments: argparse.Namespace) -> int:
 
     A client changes its base URL and nothing else: http://127.0.0.1:8800/run/NAME/openai/v1, …/anthropic, …/gemini.
     Without /run/NAME the header Antiphon-Run names the run. DELETE /run/NAME ends it and tells what became of it.
-    Credentials pass through and are never stored.
+    Credentials pass through and are never stored. [loop] max_cost of antiphon.toml limits what a run may cost in the
+    modes record and record-new; live has no runs.
 
     examples:
       antiphon proxy --mode record
@@ -129,7 +130,7 @@ def proxy(arguments: argparse.Namespace) -> int:
             breaker=BreakerPolicy(consecutive=arguments.breaker) if arguments.breaker else None,
         )
         if arguments.mode == "live" and app.config.loop.max_cost is not None:
-            print("antiphon: [loop] max_cost counts recorded runs; with --mode live it has no effect", file=sys.stderr)
+            print("antiphon: [loop] max_cost limits runs; --mode live has none, so nothing is limited", file=sys.stderr)
         app.journal.ping()  # reports an unusable store here, once
         served = Proxy(app, settings)
         server = ServerConfig(

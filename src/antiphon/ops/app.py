@@ -605,9 +605,12 @@ class Charges:
                 self.asked[site.call] = payload
             elif kind == "call.finished" and site.call in self.asked:
                 began = self.asked.pop(site.call)
-                usage = self.usage(site.call, began, payload, meta)
-                self._guard.loop.spend(cost_of(self._prices.get(model_of(began)), usage))
+                self.charge(model_of(began), self.usage(site.call, began, payload, meta))
         return self._write(kind, site, payload, meta)
+
+    def charge(self, model: str, usage: Any) -> None:
+        """Charge the run for tokens of *model*."""
+        self._guard.loop.spend(cost_of(self._prices.get(model), usage))
 
 
 def paid_usage(call: str, began: dict[str, Any], ended: dict[str, Any], meta: dict[str, Any]) -> Any:

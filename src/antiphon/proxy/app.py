@@ -29,6 +29,7 @@ from antiphon.host.http import CLOSING
 from antiphon.host.http.endpoint import host_name, is_loopback, is_of_other_site
 from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import ClientDisconnected, Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
+from antiphon.proxy.costs import Unrecorded, unrecorded
 from antiphon.proxy.mcp import McpGuard
 from antiphon.proxy.options import Breakers, ToolRules, deadline_of
 from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin, run_name
@@ -190,16 +191,39 @@ class Proxy:
             if mode == "replay":
                 what = f"{request.method} {request.path.decode('latin-1')}"
                 raise ReplayMiss(f"{what} is no model call, so no recording answers it.")
+            charged: Unrecorded | None = None
             if mode != "live":
-                self._check_readable(request)
+                charged = self._with_costs(request)
                 answer.headers.append((b"antiphon-recorded", b"no"))
-            await self._forward(request, transports.plain, receive, answer)
+            if charged is None:
+                await self._forward(request, transports.plain, receive, answer)
+            else:
+                await self._charge(request, charged, transports.plain, receive, answer)
 
-    def _check_readable(self, request: Request) -> None:
-        """Refuse a model call that cannot be read if the cost of runs is limited."""
-        if self._app.config.loop.max_cost is not None and _endpoint(request.method, request.path) is not None:
-            text = "The cost of runs is limited, and this request cannot be read: send a JSON object, not compressed."
-            raise Refused(415, "unreadable_message", text)
+    def _with_costs(self, request: Request) -> Unrecorded | None:
+        """The request if it counts towards the cost of its run; one that cannot be read is refused."""
+        if self._app.config.loop.max_cost is None:
+            return None
+        with contextlib.suppress(ValueError, RecursionError):
+            if _endpoint(request.method, request.path) is None:
+                return unrecorded(request.method, unquote(request.path.decode("latin-1")), request.body)
+        text = "The cost of runs is limited, and this request cannot be read: send a JSON object, not compressed."
+        raise Refused(415, "unreadable_message", text)
+
+    async def _charge(self, request: Request, charged: Unrecorded, transport: Any, receive: Any, answer: Reply) -> None:
+        """Forward a request that is not recorded, and charge its run for it."""
+        answer.run = run = await self.runs.open(request.client, request.run)
+        run.requests += 1
+        answer.headers.append((b"antiphon-run", run.run.id.encode()))
+        self.runs.check_cost(run, charged.model)
+        answer.heard = []
+        headers = [header for header in request.headers if header[0].lower() != b"accept-encoding"]
+        request = request._replace(headers=[*headers, (b"accept-encoding", b"identity")])
+        try:
+            await self._forward(request, transport, receive, answer)
+        finally:
+            if run.estimates is not None and answer.status is not None and answer.status < 400:
+                run.estimates.charge(charged, answer.heard)
 
     async def _client(self, named: Mapping[str, str]) -> str:
         """Authenticate the client: by key, or as any local client if keys are not required."""

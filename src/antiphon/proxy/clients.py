@@ -100,7 +100,10 @@ class Reply:
         """Our own headers, sent in addition to those of the upstream."""
         self.run: object = None
         """The run that it belongs to, if any."""
-        self.begun: bool = False
+        self.status: int | None = None
+        """Of the response that has begun."""
+        self.heard: list[bytes] | None = None
+        """The chunks passed on, if they are kept."""
         self.complete: bool = False
 
     async def start(self, status: int, headers: Headers, named: Mapping[str, str]) -> None:
@@ -108,10 +111,16 @@ class Reply:
         length = named.get("content-length")
         if length is not None and "transfer-encoding" not in named and status not in _BODILESS:
             headers.append((b"content-length", length.encode()))
-        self.begun = True
+        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers + self.headers})
 
+    @property
+    def begun(self) -> bool:
+        return self.status is not None
+
     async def chunk(self, data: bytes) -> None:
+        if self.heard is not None:
+            self.heard.append(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self) -> None:

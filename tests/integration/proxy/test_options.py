@@ -138,8 +138,53 @@ def test_a_model_call_that_cannot_be_read_is_refused_where_costs_are_limited(app
             url = f"{served.at('orders')}/v1/chat/completions"
             refused = httpx.post(url, content=content, headers=more)
             assert (refused.status_code, refused.json()["error"]["code"]) == (415, "unreadable_message")
-        assert httpx.post(f"{served.at('orders')}/v1/embeddings", json={}).headers["antiphon-recorded"] == "no"
+            embedded = httpx.post(f"{served.at('orders')}/v1/embeddings", content=content, headers=more)
+            assert embedded.json()["error"]["code"] == "unreadable_message"
+        assert httpx.post(f"{served.at('orders')}/v1/files", json={}).headers["antiphon-recorded"] == "no"
     assert provider.requests == 1
+
+
+_USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+_PIECE = {"choices": [{"text": "word " * 8}]}
+_UNRECORDED = {
+    "embeddings": ("/v1/embeddings", {"data": [{"embedding": [0.1] * 99}], "usage": {"prompt_tokens": 5}}, 5, 0),
+    "embeddings without usage": ("/v1/embeddings", {"data": [{"embedding": [0.1] * 99}]}, 9, 1),
+    "completion": ("/v1/completions", {**_PIECE, "usage": _USAGE}, 12, 0),
+    "completion without usage": ("/v1/completions/", _PIECE, 9 + 11, 1),
+    "streamed completion": ("/v1/completions", [_PIECE, _PIECE, {"choices": [], "usage": _USAGE}], 12, 0),
+    "streamed completion without usage": ("/v1/completions", [_PIECE, _PIECE], 9 + 22, 1),
+    "anthropic": ("/v1/complete", {"completion": "word " * 8}, 9 + 11, 1),
+    "gemini": ("/v1beta/models/fake-1:embedContent", {"embedding": {"values": [0.1] * 99}}, 9, 1),
+    "gemini, several": ("/v1beta/models/fake-1:batchEmbedContents", {"usageMetadata": {"promptTokenCount": 4}}, 4, 0),
+    "error": ("/v1/embeddings", None, 0, 0),
+}
+
+
+@pytest.mark.parametrize("mode", ["record", "record-new"])
+@pytest.mark.parametrize("case", _UNRECORDED)
+def test_a_request_that_is_not_recorded_is_not_free_either(app: Antiphon, case: str, mode: str) -> None:
+    path, said, cost, estimated = _UNRECORDED[case]
+    reply = Reply(raw=json.dumps(said).encode())
+    if isinstance(said, list):
+        events = [f"data: {json.dumps(piece)}\n\n" for piece in said]
+        reply = Reply(raw="".join(events).encode() + b"data: [DONE]\n\n")
+    elif said is None:
+        reply = Reply("no", status=500)
+    body = {"model": "fake-1", "input": "text"}  # 36 characters
+
+    limited = _limited(app, cost + 0.5)
+    with FakeProvider(lambda _: reply) as provider, serving(limited, mode, models=provider.url) as served:
+        url = served.at("orders") + path
+        for times in (1, 2):
+            answer = httpx.post(url, json=body, timeout=60)
+            report = httpx.get(f"{served.url}/run/orders").json()
+            assert (answer.headers["antiphon-recorded"], answer.headers["antiphon-run"]) == ("no", report["run"])
+            assert (report.get("cost", 0), report.get("estimated", 0)) == (times * cost, times * estimated)
+            assert (report["requests"], report["recorded"]) == (times, 0)
+        over = httpx.post(url, json=body, timeout=60)
+        assert (over.status_code, over.headers.get("antiphon-error")) == ((429, "cost_limit") if cost else (500, None))
+        if "gemini" not in case:
+            assert "has no price" in httpx.post(url, json={**body, "model": "other"}, timeout=60).text
 
 
 def test_a_deadline_ends_the_wait_for_a_model(app: Antiphon) -> None:
