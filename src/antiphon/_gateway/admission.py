@@ -20,6 +20,7 @@ from antiphon._gateway.settlement import answered, refused, settle_interrupted
 from antiphon._gateway.steps import BEGIN, Look, Refresh, Step
 from antiphon._gateway.turns import Guard, TurnState, refused_by_guard
 from antiphon._scope import undoing
+from antiphon.decide.breaker import Refusal
 from antiphon.decide.loop import LoopVerdict
 from antiphon.errors import InvalidInput
 from antiphon.keys import KeyMaker
@@ -109,7 +110,7 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
         return answered(call, outcomes.reentrant(plan.name))
     for breaker in policy.path:
         if breaker.pass_for_all is None and (refusal := breaker.peek(now)) is not None and plan.heeds(refusal):
-            return _refused(call, outcomes.circuit_open(plan.name, refusal))
+            return _refused(call, refusal)
     if call.run is not None and call.run.scope.sagas and (closed := undo.join(call)) is not None:
         return answered(call, closed)
     return claim.start_unclaimed(call) if policy.unclaimed and call.extras.asked is None else None
@@ -125,11 +126,11 @@ def _watch(call: GuardedCall, plan: Plan, now: float) -> Outcome | None:
     return _ask_guard(call, guard, now)
 
 
-def _refused(call: GuardedCall, stop: Outcome) -> Step:
+def _refused(call: GuardedCall, refusal: Refusal) -> Step:
     """A breaker is open: only a settled record can answer."""
     if call.policy.unclaimed:
-        return answered(call, stop)
-    call.off_path().refusal = stop
+        return claim.held_back(call, refusal)
+    call.refusal = refusal
     look = (call.key, call.identity, call.plan.plans.store_breaker.look_s, claim.looked)
     return _new(Look, look)
 

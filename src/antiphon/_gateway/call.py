@@ -24,6 +24,7 @@ from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guard, Pair, TurnState, active_session, active_turn
 from antiphon.contract.approval import ASKING, note_spent
 from antiphon.contract.result import Retried
+from antiphon.decide.breaker import Refusal
 from antiphon.decide.claim import Reuse
 from antiphon.errors import StoreError
 from antiphon.ports import Attempt, ClaimTemplate, Pin, Row, Settlement
@@ -47,8 +48,6 @@ class Extras:
     """Whether the log says that this call has waited for a long time."""
     refusals = 0
     """How often the store has refused to change a record that it says is the current one."""
-    refusal: Outcome | None = None
-    """The answer of an open breaker, unless a record has a better one."""
     asked: Asked | None = None
     """What is known about the approval, if a person must approve the call."""
     hooked: HookCall | None = None
@@ -127,6 +126,7 @@ class GuardedCall:
         "place",
         "plan",
         "policy",
+        "refusal",
         "request_id",
         "reuse",
         "reused_at_ms",
@@ -175,6 +175,8 @@ class GuardedCall:
     outer: Held | None
     value: Any
     # its end
+    refusal: Refusal | None
+    """What an open breaker says: the answer, unless a record has a better one."""
     reuse: Reuse | None
     """The record that answers, and how it was found."""
     reused_at_ms: int
@@ -290,7 +292,8 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
     if outer is not None:
         call.turn = None  # turn control is about the calls that the model requests, not those of its tools
     call.request_id = call.identity = call.token = uuid7()
-    call.run = call.call_id = call.pin = call.guard = call.reuse = call.outcome = call.payload = call.settlement = None
+    call.run = call.call_id = call.pin = call.guard = None
+    call.refusal = call.reuse = call.outcome = call.payload = call.settlement = None
     if _active_runs or _cursor() is not None or _origin() is not None:
         call.run = entry_of(plan.form, plan.plans.store, plan.plans.settings.tenant)
         if call.run is not None:

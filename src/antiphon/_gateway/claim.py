@@ -48,6 +48,7 @@ from antiphon.contract.approval import DENIED, GRANTED, Approval
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened
 from antiphon.decide import claim as rules
+from antiphon.decide.breaker import Refusal
 from antiphon.errors import AntiphonError, StoreError, StoreUnavailable
 from antiphon.ports import Begun, Claimed, Existing, Pinned, Settlement
 
@@ -161,11 +162,11 @@ def _pinned(call: GuardedCall) -> Step:
 
 def looked(call: GuardedCall, reply: Existing | None) -> Step:
     """Act on the record that is there now."""
-    extras = call.extras
-    if extras.refusal is None:
+    refusal = call.refusal
+    if refusal is None:
         return begin(call) if reply is None else _decide(call, reply)
     if reply is None:
-        return answered(call, extras.refusal)
+        return held_back(call, refusal)
     match rules.decide(reply, _claimant(call)):  # the store is only read
         case rules.Reuse() as reuse:
             call.reuse, call.reused_at_ms = reuse, reply.now_ms
@@ -175,7 +176,12 @@ def looked(call: GuardedCall, reply: Existing | None) -> Step:
         case rules.Wait() | rules.Busy():
             return _in_flight(call, reply.current, "calls are held back, so it is not waited for")
         case _:
-            return answered(call, extras.refusal)
+            return held_back(call, refusal)
+
+
+def held_back(call: GuardedCall, refusal: Refusal) -> Step:
+    """No record has a better answer than the open breaker."""
+    return answered(call, outcomes.circuit_open(call.plan.name, refusal))
 
 
 def _claimant(call: GuardedCall) -> rules.Claimant:

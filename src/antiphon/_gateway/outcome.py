@@ -178,14 +178,13 @@ def not_made(error: StoreError) -> Outcome:
 def circuit_open(tool: str, refusal: Refusal) -> Outcome:
     """An open breaker refused the call."""
     state, reason, retry_after_ms, _ = refusal
-    wait = f" Try again in {retry_after_ms / 1000:.1f} s." if retry_after_ms else ""
-    said = f" ({reason})" if reason else ""
     if reason == THROTTLED_REASON:
         what = f"{tool} is paused: it asked to wait (Retry-After)"
-    elif state == "FORCED_OPEN":
-        what = f"The circuit breaker of {tool} is open{said}: an operator or its settings forced it open"
     else:
-        what = f"The circuit breaker of {tool} is open{said}: it failed too often"
+        said = f" ({reason})" if reason else ""
+        why = "it failed too often" if state != "FORCED_OPEN" else "an operator or its settings forced it open"
+        what = f"The circuit breaker of {tool} is open{said}: {why}"
+    wait = f" Try again in {retry_after_ms / 1000:.1f} s." if retry_after_ms else ""
     message = f"{what}. The call was not made.{wait}"
     outcome = failed("circuit_open", "circuit_open", message, retriable=True)
     outcome.breaker = state

@@ -13,6 +13,7 @@ from antiphon._gateway import replay
 from antiphon._gateway.attempt import dispatch, not_renewed, raised, unquoted
 from antiphon._gateway.call import NOTHING, GuardedCall
 from antiphon._gateway.claim import (
+    held_back,
     looked_at_alias,
     not_decided,
     not_readable,
@@ -224,8 +225,8 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
         extras.verdict = error.code
         call.version = 0
         return dispatch(call) if isinstance(step, Append) else start_unclaimed(call)
-    if extras.refusal is not None:
-        return answered(call, extras.refusal)
+    if call.refusal is not None:
+        return held_back(call, call.refusal)
     if not call.version:
         return _outage(call, error)
     if isinstance(step, Mark):

@@ -116,10 +116,11 @@ def exception_of(call: GuardedCall, outcome: Outcome) -> BaseException:
         return _recorded(call, outcome)
     if kind is None:
         kind = _BY_STATUS.get(outcome.status, errors.CallFailed)
-    code = None if kind is errors.InvalidInput else outcome.code  # it has its own
-    more = {"approval_id": _approval(outcome)} if kind is errors.ApprovalRequired else {}
-    about: dict[str, Any] = {"tool": call.plan.name, "attempts": outcome.attempts, "status": outcome.status, **more}
-    return kind(outcome.message, code=code, **about)
+    code = outcome.code if kind is not errors.InvalidInput else None  # it has its own
+    error = kind(outcome.message, code=code, tool=call.plan.name, attempts=outcome.attempts, status=outcome.status)
+    if kind is errors.ApprovalRequired:
+        error.data = {**error.data, "approval_id": _approval(outcome)}
+    return error
 
 
 def _approval(outcome: Outcome) -> str | None:
