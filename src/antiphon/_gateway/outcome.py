@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from antiphon.contract._base import UNSET
@@ -34,6 +35,8 @@ class Outcome:
     reason = ""
     unclassified = False
     stream: Any = None
+    notices: Sequence[tuple[Any, float]] = ()
+    """What a recording has before the outcome of a tool that is no stream, each with the pause before it in ms."""
 
     def __init__(self, status: Status, value: Any = None, attempts: int = 0) -> None:
         self.status: Status = status

@@ -192,12 +192,15 @@ class RunEntry:
         return rows
 
     def _chunks(self, outcome: Outcome) -> Sequence[Row]:
-        """The chunks of a stream that was answered from a record; those of a live one are in the log already."""
-        if not (outcome.from_cache and outcome.status == "success" and self._streamed(outcome)):
+        """The chunks of a call that was answered from a record; those of a live one are in the log already."""
+        given = outcome.notices
+        if outcome.from_cache and outcome.status == "success" and self._streamed(outcome):
+            given = [(data if isinstance(data, (str, bytes)) else recordable(data), 0.0) for data in outcome.value]
+        if not given:
             return ()
         chunks = self.scope.chunks(self.site)
-        for data in outcome.value:
-            chunks.add(data if isinstance(data, (str, bytes)) else recordable(data), 0.0)
+        for data, gap_ms in given:
+            chunks.add(data, gap_ms)
         rows: Sequence[Row] = chunks.rest()
         return rows
 

@@ -80,8 +80,10 @@ def _replayed(call: GuardedCall, answer: Answer) -> Step:
         return Append(run, start, wait)
     if not plan.tool.streams or (answer.chunks is None and answer.outcome != "ok"):
         run.finished = True
-        ended = getattr(run.scope.invoker, "ended", None) if AS_RECORDED in answer.meta else None
-        if ended is None:
+        ended = getattr(run.scope.invoker, "ended", None)
+        if ended is None and answer.chunks:  # a separate run, with its chunks
+            outcome.notices = list(zip_longest(answer.chunks, answer.meta.get("gapsMs", ()), fillvalue=0.0))
+        if ended is None or AS_RECORDED not in answer.meta:
             return Append(run, (*start, *_end(call)), _given)
         if BEGUN in answer.meta:
             return _given(call, None)

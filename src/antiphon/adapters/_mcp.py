@@ -34,6 +34,8 @@ UNEXECUTED = frozenset({-32020, -32021, -32022})
 """Error codes that say that the server did not execute the request; others leave this unknown."""
 
 
+ERROR = "$jsonrpcError"
+"""Key of a JSON-RPC error in the recorded result of a tool; ``None`` next to a result that itself contains this key."""
 APPROVAL = "antiphon/approval"
 """The field of ``_meta`` with the approval question for a call."""
 
@@ -300,12 +302,32 @@ class Replayed(NamedTuple):
     """Whether the stream stays open, as a listening stream does."""
 
 
+def response_of(status: int, content_type: str, content: bytes) -> dict[str, Any]:
+    """A response that is no answer, or not one with status 200, as it is recorded."""
+    try:
+        body: Any = content.decode()
+    except UnicodeDecodeError:
+        body = {"$latin1": content.decode("latin-1")}
+    return {"status": status, "type": content_type, "body": body}
+
+
+def response_in(value: Any, request: Request) -> Replayed | None:
+    """The recorded response in *value*, for this delivery; ``None`` if it holds something else."""
+    if not isinstance(value, dict) or "jsonrpc" in value or type(value.get("status")) is not int:
+        return None
+    body = value.get("body", "")
+    content = _wire.content_of(body) if _wire.is_marked(body) else str(body).encode()
+    message = message_in(content)
+    if isinstance(message, dict) and "jsonrpc" in message and message.get("id") not in (None, request.id):
+        content = encoded({**message, "id": request.id})
+    return Replayed(value["status"], str(value.get("type", "")), [content], ())
+
+
 def replayed(answer: Answer, request: Request) -> Replayed | None:
     """The replacement for the server's response; ``None`` if no readable response was recorded."""
-    value = answer.value
-    refused = answer.outcome == "error" and isinstance(value, dict)
-    if refused and isinstance(value.get("status"), int):
-        return Replayed(value["status"], str(value.get("type", "")), [str(value.get("body", "")).encode()], ())
+    refused = response_in(answer.value, request) if answer.outcome == "error" else None
+    if refused is not None:
+        return refused
     told = [(notice_for(message, request), gap) for message, gap in _timed(answer)]
     notices = [(event_of(encoded(message)), gap) for message, gap in told if message is not None]
     stays = request.method == LISTEN

@@ -249,8 +249,7 @@ class _Exchange:
         if response.status_code >= 400:
             message = f"The server answered {response.status_code}."
             refused = {"class": "", "code": f"http_{response.status_code}", "message": message}
-            kind = response.headers.get("content-type", "")
-            said = {"status": response.status_code, "type": kind, "body": content.decode("utf-8", "replace")}
+            said = _mcp.response_of(response.status_code, response.headers.get("content-type", ""), content)
             await boundary.finish("error", error=refused, value=said)
             return self._again(response, _streams(module)[1]([content]))
         return self._live(response, _mcp.McpLog(boundary, asked, response.headers.get("content-type", "")))

@@ -23,7 +23,7 @@ from mcp import MCPError  # noqa: E402
 from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, InputRequiredResult  # noqa: E402
 
 from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
-from antiphon.adapters._mcp import APPROVAL, UNEXECUTED, guarded, leg_of, recorded_stdio  # noqa: E402
+from antiphon.adapters._mcp import APPROVAL, ERROR, UNEXECUTED, guarded, leg_of, recorded_stdio  # noqa: E402
 from antiphon.adapters._model import recorded_here  # noqa: E402
 from antiphon.adapters.httpx import client_options  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
@@ -147,21 +147,32 @@ class GuardedClient:
             )
         except CallFailed as failure:
             raise _of_the_protocol(failure) from None
-        if given.ok and given.value.get("resultType") == "input_required":
-            return InputRequiredResult.model_validate(given.value)
         if given.ok:
-            return CallToolResult.model_validate(given.value)
+            result = _result_in(given.value)
+            required = result.get("resultType") == "input_required"
+            return (InputRequiredResult if required else CallToolResult).model_validate(result)
         said: dict[str, Any] = {"content": [{"type": "text", "text": given.message}], "isError": True}
         if given.question is not None:
             said["_meta"] = {APPROVAL: given.question}
         return CallToolResult.model_validate(said)
 
 
+def _result_in(value: dict[str, Any]) -> dict[str, Any]:
+    """The recorded result of a tool; raises the error with which its server answered a client of the proxy."""
+    if ERROR not in value:
+        return value
+    error = value[ERROR]
+    if error is None:
+        result: dict[str, Any] = value["result"]
+        return result
+    raise MCPError(error.get("code", INTERNAL_ERROR), str(error.get("message", "")), error.get("data"))
+
+
 def _of_the_protocol(failure: CallFailed) -> Exception:
     """Rebuild a recorded MCP error; if it was recorded without its code, only a timeout is recognised."""
     recorded = failure.data.get("recorded", {})
     kind = str(recorded.get("class", ""))
-    if not kind.endswith((".MCPError", ".NotExecuted")):
+    if not kind.endswith((".MCPError", ".NotExecuted", "httpx.HTTPStatusError")):  # the last one is of the proxy
         return failure
     code = recorded.get("number", REQUEST_TIMEOUT if failure.message.endswith("timed out") else INTERNAL_ERROR)
     return (NotExecuted if kind.endswith(".NotExecuted") else MCPError)(code, failure.message)

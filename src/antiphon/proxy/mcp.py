@@ -46,8 +46,6 @@ OUTCOME = "dev.antiphon/outcome"
 """The field of ``_meta`` that says why there is no tool result."""
 HEADER_MISMATCH = -32020
 PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
-ERROR = "$jsonrpcError"
-"""Key of a JSON-RPC error in the recorded value; ``None`` next to a result that itself contains this key."""
 _NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 _SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
 _ACCOUNT = re.compile(r"\b(?:tenant|account|org|organization|workspace|project|customer|team|user(?!-agent))\b")
@@ -349,24 +347,25 @@ class _Exchange:
         headers = [
             (name, value) for name, value in end_to_end_headers(response.headers.raw) if name != b"content-encoding"
         ]
-        if response.status_code >= 400:
-            self.head, self.body = (response.status_code, headers), await _whole(response)
-            message = _mcp.message_in(self.body)
-            error = message.get("error") if isinstance(message, dict) else None
-            if isinstance(error, dict):
-                if error.get("code") in _mcp.UNEXECUTED:
-                    raise DidNotHappen(str(error.get("message", "")))
-                if _mcp.answers(message, self.asked):  # of the tool, not of the transport, whatever the status
-                    return value_of(message)
-            import httpx
+        if response.status_code < 400 and _is_event_stream(response):
+            self.head = (response.status_code, headers)
+            return await self._follow()
+        self.head, self.body = (response.status_code, headers), await _whole(response)
+        message = _mcp.message_in(self.body)
+        if response.status_code != 200 or not _mcp.answers(message, self.asked):
+            self.notices.add_response(response, self.body)
+        if response.status_code < 400:
+            return value_of(message)
+        error = message.get("error") if isinstance(message, dict) else None
+        if isinstance(error, dict):
+            if error.get("code") in _mcp.UNEXECUTED:
+                raise DidNotHappen(str(error.get("message", "")))
+            if _mcp.answers(message, self.asked):  # of the tool, not of the transport, whatever the status
+                return value_of(message)
+        import httpx
 
-            text = f"The server answered {response.status_code}."
-            raise httpx.HTTPStatusError(text, request=httpx.Request("POST", "http://upstream"), response=response)
-        if not _is_event_stream(response):
-            self.head, self.body = (response.status_code, headers), await _whole(response)
-            return value_of(_mcp.message_in(self.body))
-        self.head = (response.status_code, headers)
-        return await self._follow()
+        text = f"The server answered {response.status_code}."
+        raise httpx.HTTPStatusError(text, request=httpx.Request("POST", "http://upstream"), response=response)
 
     async def _follow(self) -> Any:
         """Read the answer from an event stream; a stream that ends early is resumed if the server supports it."""
@@ -411,6 +410,11 @@ class _Exchange:
             await answer.start(status, headers, {})
             await answer.chunk(self.body)
             return answer.finish
+        kept = None if self.origin.response is None else _mcp.response_in(self.origin.response, self.asked)
+        if kept is not None:
+            await answer.start(kept.status, [(b"content-type", kept.content_type.encode())], {})
+            await answer.chunk(kept.chunks[0])
+            return answer.finish
         message = given_again(task.result(), self.asked) if failure is None else unknown(failure, self.asked)
         message = {"jsonrpc": "2.0", "id": self.asked.id, **message}
         recorded = [(_mcp.notice_for(notice, self.asked), gap) for notice, gap in self.origin.notices]
@@ -434,18 +438,18 @@ def value_of(message: Any) -> Any:
     error = message.get("error")
     if error is None:
         result = message["result"]
-        return {ERROR: None, "result": result} if isinstance(result, dict) and ERROR in result else result
+        return {_mcp.ERROR: None, "result": result} if isinstance(result, dict) and _mcp.ERROR in result else result
     if isinstance(error, dict) and error.get("code") in _mcp.UNEXECUTED:
         raise DidNotHappen(str(error.get("message", "")))
-    return {ERROR: error}
+    return {_mcp.ERROR: error}
 
 
 def given_again(given: Given, asked: _mcp.Request) -> dict[str, Any]:
     """A recorded answer as the answer to another request."""
     if not given.ok:
         return _failed(asked, given.code, given.message, given.question)
-    if isinstance(given.value, dict) and ERROR in given.value:
-        error = given.value[ERROR]
+    if isinstance(given.value, dict) and _mcp.ERROR in given.value:
+        error = given.value[_mcp.ERROR]
         return {"result": given.value["result"]} if error is None else {"error": error}
     return {"result": given.value}
 
@@ -635,7 +639,7 @@ async def _whole(response: Any) -> bytes:
 
 
 class Notices:
-    """The server's notifications during a call, recorded in its run."""
+    """What the server sent during a call besides its answer, recorded in its run."""
 
     def __init__(self) -> None:
         site, scope = running_site(), current_scope()
@@ -651,6 +655,12 @@ class Notices:
             self._chunks.add(message, (now - self._last) * 1000)
             self._last = now
             self._left -= 1
+
+    def add_response(self, response: Any, body: bytes) -> None:
+        """Add a response whose status and body the call's outcome does not tell."""
+        if self._chunks is not None:
+            kind = response.headers.get("content-type", "")
+            self._chunks.add(_mcp.response_of(response.status_code, kind, body), 0.0)
 
     async def write(self) -> None:
         """Write them, before the end of the call."""

@@ -15,6 +15,7 @@ from antiphon._replay.by_content import ByContent
 from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._replay.strict import StrictInvoker
 from antiphon._scope import RunScope
+from antiphon.adapters._mcp import is_notice
 from antiphon.contract.events import RunManifest
 from antiphon.decide.effects import block_message, reviewed_as
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayBlocked
@@ -50,12 +51,17 @@ class AnswerOrigin:
         self.source: str = "live"
         self.notices: list[tuple[Any, float]] = []
         """Messages that preceded the answer, each with the pause before it in ms."""
+        self.response: Any = None
+        """The response of an MCP server, if it was no answer or had another status than 200."""
 
     def set_recorded(self, answer: Answer) -> None:
         """Note that *answer* came from the recording."""
         self.source = "recording"
         gaps = answer.meta.get("gapsMs", ())
-        self.notices = list(zip_longest(answer.chunks or (), gaps[: len(answer.chunks or ())], fillvalue=0.0))
+        chunks = list(answer.chunks or ())
+        self.notices = list(zip_longest(chunks, gaps[: len(chunks)], fillvalue=0.0))
+        if chunks and not is_notice(chunks[-1]):
+            self.response = chunks[-1]
 
 
 answer_origin: ContextVar[AnswerOrigin | None] = ContextVar("antiphon_proxy_answer_origin", default=None)

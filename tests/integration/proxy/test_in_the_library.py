@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from mcp import Client
+from mcp import Client, MCPError
+from mcp_types import INTERNAL_ERROR
 
 import antiphon
 from antiphon import Antiphon
@@ -20,6 +22,7 @@ from antiphon.ops.reports import Report
 from tests.fake_provider import FakeProvider, Reply
 from tests.integration.proxy.desk import Desk, served_desk
 from tests.integration.proxy.harness import serving
+from tests.integration.proxy.test_recordings import _refusing
 
 _NOWHERE = "http://127.0.0.1:9"
 MODES = ("auto", "legacy")
@@ -161,6 +164,26 @@ def test_calls_whose_tools_the_client_lists_by_itself_replay_in_the_library(
     report = _strictly(app, "shop", lambda: heard.extend(asyncio.run(program)))
     assert report.passed, _messages(report)
     assert (heard, report["unusedToolCalls"]) == (recorded, 0)
+
+
+@pytest.mark.parametrize(("status", "is_answer"), [(200, True), (422, True), (422, False), (500, False)])
+def test_a_refused_tool_call_is_an_error_of_the_protocol_in_the_library(
+    app: Antiphon, status: int, is_answer: bool
+) -> None:
+    error = b'{"jsonrpc": "2.0", "id": 1, "error": {"code": -32010, "message": "no order"}}'
+    kind, said = ("application/json", error) if is_answer else ("text/html", b"<p>no</p>")
+    with _refusing(status, kind, said) as url, serving(app, mcp=url) as served:
+        asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge", "arguments": {}}}
+        assert httpx.post(f"{served.at('shop', 'desk')}/mcp", json=asked).status_code == status
+
+    async def call() -> None:
+        client = protect(SimpleNamespace(), server="desk")
+        with pytest.raises(MCPError) as raised:
+            await client.call_tool("charge", {})
+        assert raised.value.error.code == (-32010 if is_answer else INTERNAL_ERROR)
+
+    report = _strictly(app, "shop", lambda: asyncio.run(call()))
+    assert report.passed, (_messages(report), report.data.get("error"))
 
 
 def test_a_run_of_the_library_replays_in_the_proxy(app: Antiphon) -> None:

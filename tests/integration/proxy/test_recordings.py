@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,76 @@ def test_a_recorded_call_of_the_same_variant_comes_first(app: Antiphon) -> None:
         assert httpx.delete(f"{served.url}/run/forms").json()["equal"] is True
         other = [_chat(served, max_tokens=number).content for number in (5, 6, 7)]
         assert other == [recorded[1], recorded[0], recorded[2]]  # what is left, in its order
+
+
+_ANSWERED = b'{"jsonrpc": "2.0", "id": 1, "error": {"code": %d, "message": "no", "data": [1.50]}}'
+_REFUSALS = {
+    "page": (403, "text/html", b"<p>not you</p>"),
+    "empty": (500, "", b""),
+    "bytes": (502, "application/octet-stream", b"caf\xe9\x00"),
+    "plain json": (401, "application/json", b'{ "error": "invalid_token" }'),
+    "error of the tool": (422, "application/json", _ANSWERED % -32010),
+    "not executed": (400, "application/json", _ANSWERED % -32021),
+    "no id": (404, "application/json", b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32001, "message": "no"}}'),
+    "no answer": (200, "text/plain", b"welcome"),
+    "accepted": (202, "", b""),
+}
+"""Responses to a call that are no answer with status 200."""
+
+
+@contextlib.contextmanager
+def _refusing(status: int, kind: str, body: bytes) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            if kind:
+                self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("method", ["tools/call", "prompts/get"])
+@pytest.mark.parametrize("case", [name for name in _REFUSALS if name not in ("no answer", "accepted")])
+def test_a_refused_mcp_request_replays_with_status_and_body(app: Antiphon, case: str, method: str) -> None:
+    _replays_as_recorded(app, case, method)
+
+
+@pytest.mark.parametrize("case", ["no answer", "accepted"])
+def test_a_tool_call_that_gets_no_answer_replays_with_status_and_body(app: Antiphon, case: str) -> None:
+    _replays_as_recorded(app, case, "tools/call")
+
+
+def _replays_as_recorded(app: Antiphon, case: str, method: str) -> None:
+    def ask(served: Served, number: int = 1) -> tuple[int, str, bytes]:
+        asked = {"jsonrpc": "2.0", "id": number, "method": method, "params": {"name": "charge"}}
+        answer = httpx.post(f"{served.at('refused', 'desk')}/mcp", json=asked, timeout=30)
+        return answer.status_code, answer.headers.get("content-type", ""), answer.content
+
+    expected = _REFUSALS[case]
+    with _refusing(*expected) as url, serving(app, mcp=url) as served:
+        assert ask(served) == expected
+    for mode in ("replay", "record-new"):
+        with serving(app, mode, mcp="http://127.0.0.1:9") as served:
+            assert ask(served) == expected
+    with serving(app, "replay", mcp="http://127.0.0.1:9") as served:
+        status, _, body = ask(served, 2)
+    assert status == expected[0]
+    if b'"id": 1' in expected[2]:  # the answer to another delivery
+        assert json.loads(body) == {**json.loads(expected[2]), "id": 2}
+    else:
+        assert body == expected[2]
 
 
 def test_record_new_asks_again_for_what_has_no_outcome(app: Antiphon, desk: Desk, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from antiphon.adapters import _mcp
 from antiphon.contract.spec import DidNotHappen
 from antiphon.proxy.clients import Refused, Request
-from antiphon.proxy.mcp import CALL_ID, ERROR, check_headers, identity_of, scope_of, value_of
+from antiphon.proxy.mcp import CALL_ID, check_headers, identity_of, scope_of, value_of
 from antiphon.proxy.upstreams import Upstream, headers_by_name
 
 
@@ -60,7 +60,7 @@ def test_what_the_server_has_not_executed_may_be_repeated(code: int) -> None:
 @pytest.mark.parametrize("code", [-32000, -32019, -32602, -32603])
 def test_other_errors_are_answers(code: int) -> None:
     error = {"code": code, "message": "no"}
-    assert value_of({"error": error}) == {ERROR: error}
+    assert value_of({"error": error}) == {_mcp.ERROR: error}
 
 
 @pytest.mark.parametrize(
