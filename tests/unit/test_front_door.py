@@ -74,6 +74,15 @@ def test_import_loads_nothing_heavy() -> None:
     assert {name for name in loaded if name.startswith("antiphon")} == {"antiphon", "antiphon._version"}
 
 
+def test_one_event_is_shown_without_what_compares_runs(tmp_path: Path) -> None:
+    loaded = _loaded_by(
+        f"import os; os.environ['ANTIPHON_HOME'] = {str(tmp_path / 'home')!r}; import antiphon, antiphon.cli; "
+        "antiphon.Antiphon().run('shown').__enter__(); antiphon.cli.main(['show', '--latest', '--event', '0'])"
+    )
+    assert "antiphon.ops.runs" in loaded
+    assert not {name for name in loaded if name.startswith(("antiphon.scoring", "antiphon.similarity"))}
+
+
 def test_a_call_loads_neither_the_cipher_nor_yaml() -> None:
     loaded = _loaded_by(
         "import antiphon, antiphon.ops.replay, antiphon._seal; gateway = antiphon.Gateway(store='memory:'); "

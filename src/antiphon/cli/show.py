@@ -198,7 +198,6 @@ def show(arguments: argparse.Namespace) -> int:
       antiphon show golden/refund.antiphon --event 3
       antiphon show --latest --html run.html
     """
-    from antiphon.ops.lines import run_file
     from antiphon.ops.runs import context_of, one_event, timeline
 
     check_run(arguments)
@@ -217,6 +216,8 @@ def show(arguments: argparse.Namespace) -> int:
             tree = timeline(app, manifest)
             lines = list(_tree(tree))
             if arguments.html:
+                from antiphon.ops.lines import run_file  # with all that compares runs
+
                 Path(arguments.html).write_text(run_file(app, manifest), encoding="utf-8")
                 lines.append(ui.dim(f"page: {arguments.html}"))
             ui.output(arguments, tree, lines)
