@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import select
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -77,8 +78,9 @@ class UpstreamTransport:
             await self._free.acquire()
         while self._idle:
             connection = self._idle.pop()
-            if not connection.is_closed:
+            if connection.is_quiet():
                 return connection
+            connection.close()
         try:
             async with asyncio.timeout(self._connect_s):
                 return await self._route.connect(self._read_s)
@@ -203,6 +205,14 @@ class _Connection(asyncio.Protocol):
             raise
         assert secured is not None
         self.transport = secured
+
+    def is_quiet(self) -> bool:
+        """Whether nothing has come on an idle connection, not even its end that the event loop has yet to notice."""
+        if self.is_closed or self.transport.is_closing():
+            return False
+        arrived = select.poll()
+        arrived.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not arrived.poll(0)
 
     def close(self) -> None:
         """Close at once."""

@@ -190,6 +190,36 @@ def test_a_connection_is_used_again_only_if_its_exchange_ended_cleanly() -> None
     assert uvloop.run(run()) == [1, 1, 2, 3, 4, 4, 4, 4, 5]
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("turns", range(4))
+def test_a_connection_whose_end_was_not_noticed_yet_is_not_used_again(run: Callable[..., None], turns: int) -> None:
+    """The event loop was busy when the server closed it, and notices it in one of its next *turns*."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.settimeout(20)
+
+        def answer() -> socket.socket:
+            connection, _ = server.accept()
+            connection.recv(65536)
+            connection.sendall(_LENGTH)
+            return connection
+
+        async def ask() -> None:
+            transport = _to(url)
+            first = asyncio.create_task(_ask(transport, url))
+            connection = await asyncio.to_thread(answer)
+            await first
+            connection.close()  # on loopback its end arrives at once
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            second = asyncio.create_task(_ask(transport, url))
+            (await asyncio.to_thread(answer)).close()
+            assert (await second)[2] == b"ok"
+            await transport.aclose()
+
+        run(ask())
+
+
 def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
     """They would be the answer to the next request."""
     told = asyncio.Event()
