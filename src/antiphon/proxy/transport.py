@@ -21,6 +21,7 @@ from antiphon.host.http.app import _trusted
 _IDLE_S = 30.0
 """How long an idle connection is kept."""
 _MAX_HEAD_BYTES = 65_536
+"""The same holds for what comes between and behind the bytes of a body: sizes of chunks, trailers."""
 _MAX_HELD_BYTES = 65_536
 """Bytes of a body that may wait for their reader; then the connection is not read until they are gone."""
 _NEXT_ADDRESS_S = 0.25
@@ -247,7 +248,8 @@ class _Exchange(httpx.AsyncByteStream):
         self._parser = httptools.HttpResponseParser(self)
         self._parser.set_dangerous_leniencies(lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True)
         self._head: asyncio.Future[tuple[int, Headers]] = self._loop.create_future()
-        self._head_bytes = 0
+        self._overhead = 0
+        """Bytes since the last of the body."""
         self._headers: Headers = []
         self._chunks: list[bytes] = []
         self._held = 0
@@ -331,14 +333,13 @@ class _Exchange(httpx.AsyncByteStream):
     def feed(self, data: bytes) -> None:
         """Read *data* from the upstream."""
         self._heard = self._loop.time()
-        if not self._head.done():
-            self._head_bytes += len(data)
+        self._overhead += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(httpx.RemoteProtocolError(f"The response cannot be read: {error}"))
-        if self._head_bytes > _MAX_HEAD_BYTES and not self._head.done():
-            self._fail(httpx.RemoteProtocolError(f"The head of the response exceeds {_MAX_HEAD_BYTES} bytes."))
+        if self._overhead > _MAX_HEAD_BYTES and not self._is_over:
+            self._fail(httpx.RemoteProtocolError(f"The headers of the response exceed {_MAX_HEAD_BYTES} bytes."))
         if self._held > _MAX_HELD_BYTES and not self._is_paused and not self._is_over:
             self._is_paused = True
             self._connection.transport.pause_reading()
@@ -390,6 +391,7 @@ class _Exchange(httpx.AsyncByteStream):
         else:
             self._chunks.append(data)
             self._held += len(data)
+            self._overhead = 0
 
     def on_message_complete(self) -> None:
         if self._head.done():

@@ -20,6 +20,7 @@ from tests.tlsfront import TlsFront
 Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Found = tuple[int, list[tuple[bytes, bytes]], bytes]
 _LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+_CHUNK = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n"
 _RESPONSES = {
     "length": (_LENGTH, (200, [(b"content-length", b"2")], b"ok")),
     "chunked": (
@@ -125,6 +126,10 @@ def test_a_response_is_the_same_however_its_bytes_are_cut(name: str) -> None:
         ),
         (b"HTTP/1.1 200 OK\r\nx: a\x0bb\r\ncontent-length: 2\r\n\r\nok", b"", httpx.RemoteProtocolError),
         (b"HTTP/1.1 200 OK\r\n" + b"x: %b\r\n" % (b"y" * 8_000) * 90 + b"\r\n", b"", httpx.RemoteProtocolError),
+        (b"HTTP/1.1 103 Early Hints\r\nx: y\r\n\r\n" * 10_000, b"", httpx.RemoteProtocolError),
+        (_CHUNK + b"0\r\nx: " + b"y" * 300_000, b"ok", httpx.RemoteProtocolError),
+        (_CHUNK + b"0\r\n" + b"x: y\r\n" * 50_000, b"ok", httpx.RemoteProtocolError),
+        (_CHUNK + b"2;" + b"x" * 300_000, b"ok", httpx.RemoteProtocolError),
         (b"SSH-2.0-OpenSSH\r\n", b"", httpx.RemoteProtocolError),
     ],
 )
@@ -134,6 +139,8 @@ def test_what_is_no_whole_response_is_an_error_after_what_arrived(
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(said)
+        if len(said) > 65_536:
+            await reader.read()  # it could go on
 
     async def run() -> None:
         async with _serving(serve) as url:
