@@ -178,11 +178,12 @@ class Proxy:
                 return await self._breakers.guard((request.upstream.name, ""), exchange, _not_sent)
 
             await self._mcp.call(request, asked, send, None if run is None else run.scope, receive, answer)
+        elif run is not None and request.upstream.mcp and mode != "replay" and not _expects_answer(request):
+            answer.headers.append((b"antiphon-recorded", b"no"))
+            await self._forward(request, transports.plain, receive, answer)
         elif run is not None:
             if not request.upstream.mcp:
                 self.runs.check_cost(run, _model_of(request))
-            elif mode != "replay" and not _expects_answer(request):
-                answer.headers.append((b"antiphon-recorded", b"no"))
             run.scope.adopt()
             await self._forward(request, transports.recording, receive, answer)
         elif known:
@@ -317,6 +318,10 @@ class Proxy:
                 if replays
                 else UpstreamTransport(upstream.url, settings.max_connections, **timeouts)
             )
+            if upstream.mcp and settings.mode == "record-new":
+                from antiphon.proxy.sessions import SessionTransport
+
+                raw = SessionTransport(raw)
             plain = _BreakerTransport(raw, upstream.name, self._breakers)
             again = retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
             found = self._transports[upstream.name] = _Transports(
@@ -386,6 +391,9 @@ class Proxy:
             disconnect.cancel()
             raise
         answer.headers.append((b"antiphon-source", origin.source.encode()))
+        if origin.source == "recording" and _initializes(request) and self._settings.mode == "record-new":
+            session = self._transports_to(request.upstream).raw.begin(outgoing)
+            answer.headers.append((b"mcp-session-id", session.encode()))
         try:
             async with abort_on_disconnect(disconnect):
                 headers = end_to_end_headers(response.headers.raw)
@@ -481,6 +489,12 @@ def _expects_answer(request: Request) -> bool:
     """Whether an MCP message is a request, not a notification, a response or a listening stream."""
     asked = _mcp.read_request(request.body) if request.method == "POST" else None
     return asked is not None and asked.id is not None
+
+
+def _initializes(request: Request) -> bool:
+    """Whether it begins a session with an MCP server."""
+    asked = _mcp.read_request(request.body) if request.upstream.mcp else None
+    return asked is not None and asked.method == "initialize"
 
 
 def _listens(request: Request) -> bool:

@@ -79,6 +79,8 @@ class Wrapped:
         """Guarded calls awaiting the server's answer, which comes as its line and the message in it."""
         self._asked: dict[Any, Boundary] = {}
         """Other requests awaiting its answer."""
+        self._answered: set[Any] = set()
+        """Requests that the recording has answered and the server must see all the same."""
         self._noting: dict[Any, Callable[[Any], None]] = {}
         """Callbacks that record the messages preceding the answer to a request."""
         self._tokens: dict[Any, Any] = {}
@@ -218,6 +220,9 @@ class Wrapped:
             self._note_for(asked, lambda message: boundary.chunk(message, 0.0))
             await self._send(line)
             return
+        if self._process is not None and asked.method == "initialize":  # new calls need a server that was initialised
+            self._answered.add(asked.id)
+            await self._send(line)
         await boundary.give(answer)
         for message in answer.chunks or ():
             self._reply_notice(message, asked)
@@ -338,6 +343,9 @@ class Wrapped:
             future = self._waiting.get(place)
             if future is not None and not future.done():
                 future.set_result((line, message))  # the call itself answers the client
+                return
+            if place in self._answered:
+                self._answered.remove(place)
                 return
             boundary = self._asked.pop(place, None)
             if boundary is not None:

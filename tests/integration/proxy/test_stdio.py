@@ -176,6 +176,49 @@ def test_record_new_sends_no_call_of_a_tool_that_a_review_calls_a_side_effect(
     assert (tmp_path / "heard").read_text().split() == ["look", "other"]
 
 
+_ORDERLY = """
+import json, sys
+heard = []
+for line in sys.stdin:
+    asked = json.loads(line)
+    heard.append(asked["method"])
+    if "id" in asked:
+        text = " ".join(heard) + " by " + str(asked.get("params"))
+        result = {"content": [{"type": "text", "text": text}], "isError": heard[0] != "initialize"}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+def test_record_new_initialises_a_server_whose_client_the_recording_answers(app: Antiphon) -> None:
+    def session(mode: Any, *tools: str) -> list[Any]:
+        told: list[bytes] = []
+
+        async def serve() -> None:
+            lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+            messages: list[dict[str, Any]] = [{"id": 0, "method": "initialize", "params": {"protocolVersion": "x"}}]
+            messages.append({"method": "notifications/initialized"})
+            calls = [{"name": tool, "arguments": {}} for tool in tools]
+            messages += [{"id": number, "method": "tools/call", "params": c} for number, c in enumerate(calls, 1)]
+            for message in messages:
+                lines.put_nowait(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+            wrapped = Wrapped(app, "desk", mode=mode, run="shop", write=told.append)
+            serving = asyncio.ensure_future(wrapped.serve([sys.executable, "-c", _ORDERLY], lines))
+            while len(told) <= len(tools):
+                await asyncio.sleep(0.01)
+            lines.put_nowait(None)
+            await serving
+
+        asyncio.run(asyncio.wait_for(serve(), 60))
+        return sorted(map(json.loads, told), key=lambda answer: int(answer["id"]))
+
+    recorded = session("record", "look")
+    answers = session("record-new", "look", "other")
+    assert answers[:2] == recorded
+    result = answers[2]["result"]
+    assert not result["isError"], result
+    assert result["content"][0]["text"].startswith("initialize notifications/initialized tools/call by ")
+
+
 _DEAF = """
 import os, signal, sys, time
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
