@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import re
 import select
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import httptools
 import httpx
 from aiohappyeyeballs import start_connection
 
+from antiphon.errors import ConfigError
 from antiphon.host.http.app import _trusted
 
 _IDLE_S = 30.0
@@ -115,9 +117,10 @@ class _Route:
         parts = urlsplit(url)
         self._is_secure = parts.scheme == "https"
         self._host, self._port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
-        proxies = {} if proxy_bypass(self._host) else getproxies()
-        address = proxies.get(parts.scheme) or proxies.get("all")
-        self._proxy = urlsplit(address if "://" in address else f"http://{address}") if address else None
+        is_exempt = proxy_bypass(self._host) or proxy_bypass(f"{self._host}:{self._port}")
+        proxies = {} if is_exempt else getproxies()
+        address = (proxies.get(parts.scheme) or proxies.get("all") or "").strip()
+        self._proxy = _proxy_at(address if "://" in address else f"http://{address}") if address else None
         self._credentials: Headers = []
         if self._proxy and self._proxy.username is not None:
             pair = b":".join(unquote_to_bytes(part or "") for part in (self._proxy.username, self._proxy.password))
@@ -150,6 +153,19 @@ class _Route:
             await connection.tunnel(_head_of("CONNECT", place, [(b"host", place), *self._credentials]), read_s)
             await connection.secure(trusted, self._host)
         return connection
+
+
+def _proxy_at(address: str) -> SplitResult:
+    with contextlib.suppress(ValueError):  # of a port that is out of range
+        parts = urlsplit(address)
+        if parts.scheme in _PORTS and parts.hostname and parts.port != 0:
+            return parts
+    scheme = address.partition("://")[0]
+    raise ConfigError(
+        f"The proxy that the environment names ({scheme}://…) cannot be used.",
+        hint="Set HTTP_PROXY, HTTPS_PROXY or ALL_PROXY to http://HOST:PORT, or except the upstream with NO_PROXY.",
+        path="HTTPS_PROXY",
+    )
 
 
 def _head_of(method: str, target: bytes, headers: Headers) -> bytes:

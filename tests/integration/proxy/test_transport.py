@@ -13,6 +13,7 @@ import httpx
 import pytest
 import uvloop
 
+from antiphon.errors import ConfigError
 from antiphon.proxy import transport as transports
 from antiphon.proxy.transport import UpstreamTransport
 from tests.tlsfront import TlsFront
@@ -347,6 +348,21 @@ def test_a_pause_of_the_upstream_has_a_limit_and_one_of_the_reader_has_none() ->
             await transport.aclose()
 
     uvloop.run(run())
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["socks5://us:secret@127.0.0.1", "http://us:secret@127.0.0.1:99999", "http://", "://secret", "http://[secret"],
+)
+def test_a_proxy_of_the_environment_that_cannot_be_used_is_said(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", address)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="environment") as refused:
+        _to("http://api.example")
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv("no_proxy", "other.example,api.example:8080")
+    _to("http://api.example:8080")
 
 
 def test_a_proxy_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
