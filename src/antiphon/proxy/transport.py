@@ -21,7 +21,9 @@ from antiphon.errors import ConfigError
 from antiphon.host.http.app import _trusted
 
 _IDLE_S = 30.0
-"""How long an idle connection is kept."""
+"""How long an idle connection is kept, unless the upstream says that it closes it earlier …"""
+_ON_THE_WAY_S = 1.0
+"""… and how much earlier it is not used any more: a request that meets the end of its connection may have arrived."""
 _MAX_HEAD_BYTES = 65_536
 """The same holds for what comes between and behind the bytes of a body: sizes of chunks, trailers."""
 _MAX_HELD_BYTES = 65_536
@@ -31,6 +33,7 @@ _NEXT_ADDRESS_S = 0.25
 _INVALID_NAME = re.compile(rb"[^!#$%&'*+\-.^_`|~0-9A-Za-z]")
 _INVALID_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 """Not allowed in a header (RFC 9110, section 5); the parser accepts some of it."""
+_TIMEOUT = re.compile(rb"(?i)\btimeout\s*=\s*(\d{1,9})")
 _WITH_CONTENT = ("POST", "PUT", "PATCH")
 _PORTS = {"http": 80, "https": 443}
 Headers = list[tuple[bytes, bytes]]
@@ -81,7 +84,7 @@ class UpstreamTransport:
             await self._free.acquire()
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_quiet():
+            if connection.use_before > asyncio.get_running_loop().time() and connection.is_quiet():
                 return connection
             connection.close()
         try:
@@ -96,7 +99,7 @@ class UpstreamTransport:
         if connection.is_closed:
             return
         loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connection.use_before = loop.time() + connection.keep_s
         self._idle.append(connection)
         if self._sweep is None:
             self._sweep = loop.call_later(_IDLE_S, self._close_idle)
@@ -104,7 +107,7 @@ class UpstreamTransport:
     def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
         for connection in self._idle:
-            if connection.idle_since <= loop.time() - _IDLE_S:
+            if connection.use_before <= loop.time():
                 connection.close()
         self._idle = [connection for connection in self._idle if not connection.is_closed]
         self._sweep = loop.call_later(_IDLE_S, self._close_idle) if self._idle else None
@@ -181,7 +184,9 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
     exchange: _Exchange | None = None
     is_closed: bool = False
-    idle_since: float = 0.0
+    keep_s: float = _IDLE_S
+    """How long it may be used after an exchange."""
+    use_before: float = 0.0
 
     @classmethod
     async def open(cls, host: str, port: int, trusted: ssl.SSLContext | None) -> _Connection:
@@ -309,6 +314,8 @@ class _Exchange(httpx.AsyncByteStream):
         self._read_again()
         connection = self._connection
         connection.exchange = None
+        if reusable:
+            connection.keep_s = self._keep_s()
         if not reusable or connection.transport.get_write_buffer_size():  # it did not read all of the request
             connection.close()
         self._give_back(connection)
@@ -370,6 +377,12 @@ class _Exchange(httpx.AsyncByteStream):
             self.end()
         else:
             self._fail(httpx.RemoteProtocolError("The connection ended before the response."))
+
+    def _keep_s(self) -> float:
+        """How long the upstream keeps the connection for another request."""
+        said = next((value for name, value in self._headers if name.lower() == b"keep-alive"), b"")
+        found = _TIMEOUT.search(said)
+        return min(_IDLE_S, float(found[1]) - _ON_THE_WAY_S) if found else _IDLE_S
 
     def _has_length(self) -> bool:
         """Whether the response says where its body ends, other than by closing the connection."""

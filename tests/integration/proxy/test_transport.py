@@ -198,6 +198,30 @@ def test_a_connection_is_used_again_only_if_its_exchange_ended_cleanly() -> None
     assert uvloop.run(run()) == [1, 1, 2, 3, 4, 4, 4, 4, 5]
 
 
+@pytest.mark.parametrize(
+    ("said", "connections"), [(b"timeout=1, max=100", 3), (b"timeout=0", 3), (b"max=5; Timeout = 60", 1), (b"soon", 1)]
+)
+def test_a_connection_that_the_upstream_soon_closes_is_not_used_again(said: bytes, connections: int) -> None:
+    made = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal made
+        made += 1
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(_LENGTH.replace(b"200 OK", b"200 OK\r\nKeep-Alive: " + said))
+
+    async def run() -> None:
+        async with _serving(serve) as url:
+            transport = _to(url)
+            for _ in range(3):
+                assert (await _ask(transport, url))[2] == b"ok"
+            await transport.aclose()
+
+    uvloop.run(run())
+    assert made == connections
+
+
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("turns", range(4))
 def test_a_connection_whose_end_was_not_noticed_yet_is_not_used_again(run: Callable[..., None], turns: int) -> None:
