@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from msgspec import Struct
+
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.result import Status
@@ -17,31 +19,29 @@ UNKNOWN_HINT = (
 )
 
 
-class Outcome:
+class Outcome(Struct, eq=False):
     """The status of a call, and its value or its failure."""
 
+    status: Status
+    value: Any = None
+    attempts: int = 0
+    code: str = ""
+    message: str = ""
+    retriable: bool = False
+    terminal: bool = False
+    reason: str = ""
+    breaker: str | None = None
     payload: bytes | None = None
     """The value as it is stored."""
-    code = ""
-    message = ""
-    retriable = False
-    terminal = False
     exception: BaseException | None = None
-    from_cache = False
+    from_cache: bool = False
     matched_on: Literal["inflight", "completed"] = "completed"
-    age_ms = 0
+    age_ms: int = 0
     metadata: dict[str, Any] | None = None
-    breaker: str | None = None
-    reason = ""
-    unclassified = False
+    unclassified: bool = False
     stream: Any = None
     notices: Sequence[tuple[Any, float]] = ()
     """What a recording has before the outcome of a tool that is no stream, each with the pause before it in ms."""
-
-    def __init__(self, status: Status, value: Any = None, attempts: int = 0) -> None:
-        self.status: Status = status
-        self.value = value
-        self.attempts = attempts
 
     def note(self, **more: Any) -> None:
         """Add metadata, which is returned with the answer."""
@@ -52,13 +52,7 @@ def failed(
     status: Status, code: str, message: str, *, retriable: bool = False, attempts: int = 0, reason: str = ""
 ) -> Outcome:
     """An outcome without a value."""
-    outcome = Outcome(status, attempts=attempts)
-    outcome.code = code
-    outcome.message = message
-    outcome.retriable = retriable
-    outcome.terminal = not retriable
-    outcome.reason = reason or code
-    return outcome
+    return Outcome(status, None, attempts, code, message, retriable, not retriable, reason or code)
 
 
 def restored_failure(record: DedupeRecord) -> Outcome:
@@ -181,13 +175,14 @@ def not_made(error: StoreError) -> Outcome:
 def circuit_open(tool: str, refusal: Refusal) -> Outcome:
     """An open breaker refused the call."""
     state, reason, retry_after_ms, _ = refusal
+    wait = f" Try again in {retry_after_ms / 1000:.1f} s." if retry_after_ms else ""
+    said = f" ({reason})" if reason else ""
     if reason == THROTTLED_REASON:
         what = f"{tool} is paused: it asked to wait (Retry-After)"
+    elif state == "FORCED_OPEN":
+        what = f"The circuit breaker of {tool} is open{said}: an operator or its settings forced it open"
     else:
-        said = f" ({reason})" if reason else ""
-        why = "it failed too often" if state != "FORCED_OPEN" else "an operator or its settings forced it open"
-        what = f"The circuit breaker of {tool} is open{said}: {why}"
-    wait = f" Try again in {retry_after_ms / 1000:.1f} s." if retry_after_ms else ""
+        what = f"The circuit breaker of {tool} is open{said}: it failed too often"
     message = f"{what}. The call was not made.{wait}"
     outcome = failed("circuit_open", "circuit_open", message, retriable=True)
     outcome.breaker = state

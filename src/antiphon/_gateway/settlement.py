@@ -481,8 +481,9 @@ def _conclude(call: GuardedCall) -> Step:
             told = None if plain and not hit else call.result()
             plan.reporter.ended(call, told, took_ms, "tool_call_end", plan.on_end)
     else:
-        plan.tallies[outcome.status, call.hit](took_ms)
-        blocked = outcome.attempts == 0 and not outcome.from_cache and outcome.status != "success"
+        status = outcome.status
+        plan.tallies[status, call.hit](took_ms)
+        blocked = status != "success" and outcome.attempts == 0 and not outcome.from_cache
         listeners = plan.on_blocked if blocked else plan.on_end
         if listeners:
             event = "tool_call_blocked" if blocked else "tool_call_end"
