@@ -352,6 +352,7 @@ def content_of(answer: Answer, request: Request) -> bytes:
     return encoded({**value, "id": request.id})
 
 
+CANCELLED = "notifications/cancelled"
 LISTEN = "subscriptions/listen"
 """The request whose response is a stream that stays open."""
 MOST_NOTICES = 10_000
@@ -522,7 +523,7 @@ class _Relay:
         """
         method, told = body.get("method"), (body.get("params") or {}).get("requestId")
         for number, (asked, boundary) in list(self._open.items()):
-            said = method == "notifications/cancelled" and number == told
+            said = method == CANCELLED and number == told
             if said or (method == "initialize" and asked == "server/discover"):
                 del self._open[number]
                 await boundary.finish("ok", value={"jsonrpc": "2.0", "error": _TIMED_OUT})

@@ -55,6 +55,8 @@ _PARAMS = frozenset({"name", "arguments", "_meta"})
 _DIGITS = re.compile(rb"\d{19}")
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _INTEGER = re.compile(rb"(?<![\w.+-])-?\d{19,}(?![\w.])")
+CANCELLED_S = 1.0
+"""How long a server may take to answer a call that its client has cancelled; then the outcome is unknown."""
 _MAX_TOOLS = 10_000
 _MAX_UNAPPROVED = 10_000
 _UNAPPROVED = frozenset({REQUIRED, DENIED, WITHDRAWN})
@@ -81,6 +83,8 @@ class McpGuard:
         self._timeout_s = timeout_s
         self._specs: dict[tuple[str, str], ToolSpec] = {}
         self._running: set[asyncio.Task[Any]] = set()
+        self._sent: dict[tuple[object, ...], _Exchange] = {}
+        """Calls in sessions, by what a client names to cancel them."""
         self._undecided: dict[str, asyncio.Event] = {}
         """Calls without identity whose clients wait; set once the fate of the answer is known."""
         self._unapproved: OrderedDict[str, str] = OrderedDict()
@@ -112,6 +116,10 @@ class McpGuard:
         if request.method != "POST":
             raise Refused(405, "method_not_allowed", "A message to an MCP server is sent with POST.")
         check_headers(request, asked)
+        if asked.method == _mcp.CANCELLED:
+            sent = self._sent.get(_in_session(request, asked.params.get("requestId")))
+            if sent is not None:
+                sent.cancel()
         return asked if asked.method == "tools/call" else None
 
     def is_known(self, recording: Recording | None, request: Request, asked: _mcp.Request) -> bool:
@@ -190,7 +198,7 @@ class McpGuard:
             if named is not None or (rule.read and rule.approve is None):
                 own = uuid7() if named is None else hashlib.sha256(named.encode()).hexdigest()
                 exchange = _Exchange(asked, send, request.wait_s)
-                task = self._start(spec, arguments, f"{place}:{own}", exchange, scope)
+                task = self._start(request, spec, arguments, f"{place}:{own}", exchange, scope)
                 await self._deliver(exchange, task, disconnect, answer, rule, request.connection)
             else:
                 await self._without_identity(
@@ -222,7 +230,7 @@ class McpGuard:
         try:
             key = self.unapproved_key(equal) or lost.begin(equal, now(), f"{place}:{uuid7()}")
             exchange = _Exchange(asked, send, request.wait_s)
-            task = self._start(spec, arguments, key, exchange, scope)
+            task = self._start(request, spec, arguments, key, exchange, scope)
 
             def settled(done: asyncio.Task[Any]) -> None:
                 failure = asyncio.CancelledError() if done.cancelled() else done.exception()
@@ -245,9 +253,16 @@ class McpGuard:
             decided.set()
 
     def _start(
-        self, spec: ToolSpec, arguments: dict[str, Any], key: str, exchange: _Exchange, scope: RunScope | None
+        self,
+        request: Request,
+        spec: ToolSpec,
+        arguments: dict[str, Any],
+        key: str,
+        exchange: _Exchange,
+        scope: RunScope | None,
     ) -> asyncio.Task[Given]:
         """Start the guarded call, which continues if its client disconnects."""
+        place = _in_session(request, exchange.asked.id)
 
         async def made() -> Given:
             answer_origin.set(exchange.origin)
@@ -259,12 +274,16 @@ class McpGuard:
 
         def ended(done: asyncio.Task[Any]) -> None:
             self._running.discard(done)
+            if self._sent.get(place) is exchange:
+                del self._sent[place]
             exchange.events.put_nowait(None)
             if not done.cancelled():
                 done.exception()  # already reported to the client, if it is still there
 
         task = asyncio.ensure_future(made())
         self._running.add(task)
+        if "mcp-session-id" in request.named:  # without a session, clients may use the same ids
+            self._sent[place] = exchange
         task.add_done_callback(ended)
         return task
 
@@ -316,6 +335,18 @@ class _Exchange:
         self.origin = AnswerOrigin()
         """Where the answer came from, if not from the server."""
         self._response: Any = None
+        self._limit: asyncio.Timeout | None = None
+        """While it is sent and read."""
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """The client has cancelled the call: its outcome is unknown unless the server still answers."""
+        self._is_cancelled = True
+        asyncio.get_running_loop().call_later(CANCELLED_S, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._limit is not None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
     def detach(self) -> None:
         """Stop queueing events: nobody reads them any more."""
@@ -333,14 +364,18 @@ class _Exchange:
 
     async def run(self, params: dict[str, Any]) -> Any:
         """Send the call to the server; its answer is the outcome."""
+        if self._is_cancelled:
+            raise DidNotHappen("Its client has cancelled it.")
         self.notices = Notices()
-        async with asyncio.timeout(self._wait_s):
-            self._response = await self._send(None)
+        async with asyncio.timeout(self._wait_s) as self._limit:
             try:
+                self._response = await self._send(None)
                 return await self._read()
             finally:
-                await self._response.aclose()
-                await self.notices.write()
+                self._limit = None
+                if self._response is not None:
+                    await self._response.aclose()
+                    await self.notices.write()
 
     async def _read(self) -> Any:
         response = self._response
@@ -505,6 +540,13 @@ def _identifies_account(header: str) -> bool:
     """Whether a header identifies or authenticates the calling account."""
     field = classify(header)
     return (field is not None and field.mode == "secret") or _ACCOUNT.search(header) is not None
+
+
+def _in_session(request: Request, place: Any) -> tuple[object, ...]:
+    """Identifies the call with the JSON-RPC id *place* among those of the request's session."""
+    session = request.named.get("mcp-session-id", "")
+    known = place if isinstance(place, (str, int, float)) else None
+    return request.client, request.run, request.upstream.name, request.path, session, known
 
 
 def _is_form(kind: str, body: bytes) -> bool:

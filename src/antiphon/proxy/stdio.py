@@ -22,7 +22,17 @@ from antiphon.adapters._calls import Given, Place
 from antiphon.errors import AntiphonError, ReplayMiss
 from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import Refused
-from antiphon.proxy.mcp import INVALID_REQUEST, McpGuard, Notices, checked, digest_of, given_again, unknown, value_of
+from antiphon.proxy.mcp import (
+    CANCELLED_S,
+    INVALID_REQUEST,
+    McpGuard,
+    Notices,
+    checked,
+    digest_of,
+    given_again,
+    unknown,
+    value_of,
+)
 from antiphon.proxy.options import ToolRules
 from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin, run_name
 
@@ -37,8 +47,6 @@ _END_S = 10.0
 """How long a server may take to exit after its stdin was closed …"""
 _STOP_S = 0.5
 """… and how much longer once we receive a signal: clients wait 2 seconds before they kill us."""
-_CANCELLED_S = 1.0
-"""How long a server may take to answer a call that its client has cancelled; then the outcome is unknown."""
 _SIGNAL_S = 1.0
 """How long it may take to exit after we signal it."""
 
@@ -174,7 +182,7 @@ class Wrapped:
             return
         if asked is None or asked.id is None:  # a notification or a response to the server
             await self._send(line)
-            if asked is not None and asked.method == "notifications/cancelled":
+            if asked is not None and asked.method == _mcp.CANCELLED:
                 self._cancel(asked.params.get("requestId"))
             return
         if asked.id in self._calls or asked.id in self._asked:
@@ -305,7 +313,7 @@ class Wrapped:
         answer = self._waiting.get(place)
         if answer is not None:
             error = _Cancelled("The client cancelled the call.")
-            asyncio.get_running_loop().call_later(_CANCELLED_S, _fail_waiting, answer, error)
+            asyncio.get_running_loop().call_later(CANCELLED_S, _fail_waiting, answer, error)
         elif not begun.is_set():
             call.cancel()
 

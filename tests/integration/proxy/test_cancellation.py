@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -142,6 +143,39 @@ def test_a_write_goes_on_and_its_answer_waits_for_the_call_to_come_again(app: An
         again = httpx.post(f"{served.at('left', 'desk')}/mcp", json={**_CALL, "id": 2}, timeout=60).json()
         assert again == {**result, "id": 2}
         assert asked.empty()
+
+
+@pytest.mark.parametrize("mode", ["record", "live"])
+def test_a_call_that_its_client_cancelled_is_unknown_and_is_not_made_again(app: Antiphon, mode: str) -> None:
+    """A server that honours the cancellation sends no answer, and may leave the connection open."""
+    headers = {"mcp-session-id": "s1", "accept": "application/json, text/event-stream"}
+    key = {"idempotency-key": "k1"}
+    with _upstream() as (url, asked), serving(app, mode, mcp=url) as served, ThreadPoolExecutor() as pool:
+
+        def post(message: dict[str, Any], more: dict[str, str]) -> Any:
+            return httpx.post(f"{served.at('left', 'desk')}/mcp", json=message, headers={**headers, **more}, timeout=60)
+
+        def cancel(place: Any, session: str) -> None:
+            message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": place}}
+            told = pool.submit(post, message, {"mcp-session-id": session})
+            with asked.get(timeout=60) as upstream:  # it is passed on
+                upstream.sendall(b"HTTP/1.1 202 Accepted\r\ncontent-length: 0\r\n\r\n")
+                assert told.result().status_code == 202
+
+        first = pool.submit(post, _CALL, key)
+        upstream = asked.get(timeout=60)
+        second, third = (pool.submit(post, {**_CALL, "id": place}, key) for place in (2, 3))
+        _until(lambda: len(served.proxy._mcp._sent) == 3)
+        for place, session in ((1, "other"), ([1], "s1"), (3, "s1")):
+            cancel(place, session)
+        with pytest.raises(TimeoutError):
+            first.result(2.0)
+        cancel(1, "s1")
+        assert upstream.recv(1) == b""
+        for answer in (first, second, third):
+            assert answer.result(60).json()["result"]["_meta"]["dev.antiphon/outcome"] == "outcome_unknown"
+        assert asked.empty()
+        assert not served.proxy._mcp._sent
 
 
 def test_a_client_on_stdio_that_cancels_tells_the_server(app: Antiphon) -> None:
