@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.another_pytest import WITHOUT_THEM
+from tests.another_pytest import WITH_PLUGINS
 from tests.docs.pages import ROOT, name, pages
 from tests.docs.test_blocks import Block, blocks
 
@@ -68,8 +68,8 @@ class Typist:
     def __init__(self, folder: Path, **environment: str) -> None:
         self.folder = folder
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANTIPHON_", "PYTEST"))}
-        as_theirs = {"NO_COLOR": "1", "PYTEST_ADDOPTS": " ".join(WITHOUT_THEM)}
-        self.environment = {**kept, **as_theirs, **environment}
+        as_theirs = {"NO_COLOR": "1", "PYTEST_ADDOPTS": " ".join(WITH_PLUGINS)}
+        self.environment = kept | as_theirs | environment
         self.commands = 0
 
     def do(self, block: Block, where: str) -> None:
@@ -116,6 +116,7 @@ def test_readme_leads_from_a_clone_to_a_golden_test(tmp_path: Path) -> None:
         "PIP_NO_BUILD_ISOLATION": "0",
         "PIP_NO_INDEX": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTEST_ADDOPTS": "-pno:langsmith_plugin -pno:schemathesis",  # pytest finds ours by itself; these cost seconds
     }
     typist = Typist(tmp_path, REPOSITORY=str(ROOT), **offline)
     to_the_function = 0

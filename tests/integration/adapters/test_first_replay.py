@@ -25,7 +25,7 @@ def test_a_golden_test_replays_in_a_process_that_has_not_used_the_sdk_before(tmp
     (tmp_path / "test_agent.py").write_text(_TESTS)
 
     def pytest_says(*flags: str) -> str:
-        command = [*PYTEST, "-pno:xdist", *flags]
+        command = [*PYTEST, *flags]
         env = {**os.environ, "URL": provider.url}
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300).stdout
 
