@@ -64,7 +64,7 @@ def admit(call: GuardedCall) -> Step:
         return _without_key(call, error)
     if run is not None:
         if not run.entered:
-            run.enter(plan.tool.written(call.arguments), call.params)
+            call.params = run.enter(plan.tool.written(call.arguments), call.params)
         call.identity = call.identity or run.identity
     if plan.on_start:
         plan.reporter.started(call, plan.on_start)

@@ -23,7 +23,7 @@ _ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME 
 _KEPT = _ONLY_JSON | orjson.OPT_APPEND_NEWLINE
 """The newline is cut off: the bytes that orjson returns hold on to its buffer of 4 KB, a slice of them does not."""
 _dumps = orjson.dumps
-_NULL, _TAG, _DOLLAR = b"null", b'{"$', ord("$")
+_NULL, _TAG, _DOLLAR = b"null", b'{"$', ord("$")  # bytes are looked for with find(): "in" first tries them as a number
 _LOSSLESS = frozenset({dict, str, int, float, bool, type(None)})
 _PLAIN_ITEMS = _LOSSLESS | {list}
 
@@ -76,7 +76,7 @@ def encode(value: Any, decode: Callable[[bytes], Any] = plain) -> bytes:
     if decode is plain and (kind in _LOSSLESS or not _loses(kind, value)):
         try:
             data = _dumps(value, _default, _KEPT)[:-1]
-            if (_DOLLAR not in data or not _has_tag(data)) and (_NULL not in data or orjson.loads(data) == value):
+            if (_DOLLAR not in data or not _has_tag(data)) and (data.find(_NULL) < 0 or orjson.loads(data) == value):
                 return data
         except Exception:  # noqa: S110 - whatever the classes of the result raise; below it is said what
             pass

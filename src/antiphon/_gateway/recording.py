@@ -83,11 +83,14 @@ class RunEntry:
         self.more: bytes = b""
         """Further entries of the start event's ``meta``, as JSON, each after a comma."""
 
-    def enter(self, arguments: dict[str, Any], params: bytes | tuple[str, str]) -> None:
-        """Take the next position in the run."""
-        text = params if params.__class__ is bytes else None
-        digest = hashlib.sha256(params).hexdigest() if text is not None else params[1]  # type: ignore[arg-type]
-        self.enter_as(self.scope.shown(arguments, str(digest), text))
+    def enter(self, arguments: dict[str, Any], params: bytes | tuple[str, str]) -> tuple[str, str]:
+        """Take the next position in the run; returns the digests of *params*, which the claim needs, too."""
+        text = None
+        if isinstance(params, bytes):
+            text, digest = params, hashlib.sha256(params).hexdigest()
+            params = (digest, digest)
+        self.enter_as(self.scope.shown(arguments, params[1], text))
+        return params
 
     def enter_as(self, shown: tuple[bytes, str, Any]) -> None:
         """The same for arguments whose written form is known."""

@@ -574,7 +574,7 @@ class Recorder:
     ) -> dict[str, Any]:
         """What ``meta`` says about the masked parts of a payload: where the masks are, and the sealed originals."""
         masks = [
-            Mask(f"/{name}{pointer}", start, length, of, key).to_wire()
+            [f"/{name}{pointer}", start, length, of, True] if key else [f"/{name}{pointer}", start, length, of]
             for name, masking in changed.items()
             for pointer, start, length, of, key in masking.masks
         ]

@@ -7,8 +7,6 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
-from itertools import compress
-from operator import is_not
 from typing import Any, NamedTuple
 
 import orjson
@@ -47,6 +45,8 @@ _COMMA = '","'
 _BESIDE = WORDS | NUMBERS | USER
 """Causes of the rules that recognise a value by its context."""
 _PLAIN_WORD = deferred(r"[A-Za-z]{0,14}|.*\s.*")
+_READ = frozenset({dict, list, tuple, int})
+"""Types of values, besides text, in which something may be found."""
 _SHORTEST = 6
 """None of our rules matches anything shorter (``a@b.no``)."""
 _SHORTEST_KNOWN = 4
@@ -382,7 +382,13 @@ class Redactor:
         changed: dict[Any, Any] = {}
         string, walk = self._string, self._walk
         for key, item in value.items():
-            new = string(item, causes) if type(item) is str else walk(item, causes)
+            kind = type(item)
+            if kind is str:
+                new = string(item, causes)
+            elif kind in _READ:
+                new = walk(item, causes)
+            else:
+                continue
             if new is not item:
                 changed[key] = new
         return {**value, **changed} if changed else value
@@ -539,20 +545,19 @@ class Redactor:
         return value
 
     def _string(self, text: str, causes: int, entropy: bool = True) -> str:
-        known, seen = self._known, self._seen
+        size, known, seen = len(text), self._known, self._seen
+        if size < _SHORTEST_KNOWN and causes & KNOWN:
+            return text
         if known is not None and len(known.values) != self._learnt:
             self._forget_if_learnt()
         found = seen.get((text, causes, entropy))
         if found is not None:
-            return found if isinstance(found, Masked) else text
-        size = len(text)
+            return found if type(found) is Masked else text
         if not causes & KNOWN:
             if size < self._shortest or (size < self._shortest_word and text.isalnum()):
                 return text
             if causes == AT and "@" not in text:
                 return text
-        elif size < _SHORTEST_KNOWN:
-            return text
         if size > _REMEMBERED_CHARS:
             return self._read(text, causes, entropy=entropy)
         if len(seen) >= _REMEMBERED:
@@ -643,10 +648,9 @@ def _collect(before: Any, after: Any, pointer: str, found: list[tuple[str, bool,
     if type(after) is Masked:
         found.append((pointer, False, after))
     elif isinstance(before, dict) and isinstance(after, dict):
-        pairs: Iterator[Any] = zip(before.items(), after.items(), strict=True)
-        if before.keys() == after.keys():  # only differences need a closer look
-            pairs = compress(pairs, map(is_not, before.values(), after.values()))
-        for (_, old), (name, new) in pairs:
+        for old, (name, new) in zip(before.values(), after.items(), strict=True):
+            if new is old and type(name) is str:
+                continue
             where = f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
             if type(name) is Masked:
                 found.append((where, True, name))
@@ -696,7 +700,7 @@ def _named_pair(value: dict[Any, Any]) -> str | None:
 def _loads(document: bytes) -> Any:
     """Parse without loss: the slower parser keeps numbers that exceed 64 bits."""
     folded = document.translate(_DIGITS)
-    if _MANY in folded:
+    if folded.find(_MANY) >= 0:
         for match in _BIG_NUMBER.finditer(folded):
             start = match.start()
             if start == 0 or document[start - 1] in b":,[- \t\r\n":  # else it is inside a text, as account numbers are
