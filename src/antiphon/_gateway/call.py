@@ -207,13 +207,14 @@ class GuardedCall:
 
     def label(self, outcome: Outcome) -> None:
         """Label the outcome as answered by a record."""
-        assert self.reuse is not None
-        record, matched_on, shared = self.reuse
+        reuse = self.reuse
+        assert reuse is not None
         outcome.from_cache = True
-        outcome.matched_on = matched_on
-        outcome.age_ms = age_ms = self.reused_at_ms - record.updated_at_ms
-        if shared:
-            outcome.note(reused=True, **{"from": "an equal call", "matchedOn": matched_on, "ageMs": max(0, age_ms)})
+        outcome.matched_on = reuse.matched_on
+        outcome.age_ms = age_ms = self.reused_at_ms - reuse.record.updated_at_ms
+        if reuse.shared:
+            more = {"from": "an equal call", "matchedOn": reuse.matched_on, "ageMs": max(0, age_ms)}
+            outcome.note(reused=True, **more)
 
     def come_back(self) -> None:
         """The call has left the tool."""

@@ -9,7 +9,7 @@ from copy import copy
 from functools import partial
 from typing import Any, assert_never
 
-import msgspec
+from msgspec.structs import replace
 
 from antiphon._gateway import approval, codec
 from antiphon._gateway import outcome as outcomes
@@ -63,7 +63,6 @@ _LONG_WAIT = (
     "owner %s. Its worker is slow, hangs, or waits in turn for a call of this process. To see it: antiphon claims list "
     "--state inflight"
 )
-_new = tuple.__new__  # half the cost of a named tuple's own constructor
 
 
 def begin_named(call: GuardedCall) -> Step:
@@ -187,12 +186,12 @@ def held_back(call: GuardedCall, refusal: Refusal) -> Step:
 def _claimant(call: GuardedCall) -> rules.Claimant:
     """What the rules need to know of the call."""
     policy, extras = call.policy, call.extras
-    claimant: rules.Claimant = _new(rules.Claimant, (call.identity, *policy.terms))
+    claimant = rules.Claimant(call.identity, *policy.terms)
     if policy.given_key is not None:
-        claimant = claimant._replace(params_digest=_digest(call.params), given_key=True, gate_ms=0)
+        claimant = replace(claimant, params_digest=_digest(call.params), given_key=True, gate_ms=0)
     if extras is not NO_EXTRAS:
         need = None if extras.asked is None else extras.asked.need
-        claimant = claimant._replace(waited_for=extras.waited_for, need=need)
+        claimant = replace(claimant, waited_for=extras.waited_for, need=need)
     return claimant
 
 
@@ -207,7 +206,7 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
     if plan.watched_only:
         return _watched(call, decision)
     if isinstance(decision, _IN_FLIGHT) and certainly_dead(got.current.owner):
-        decision = rules.decide(got, claimant._replace(owner_gone=True))
+        decision = rules.decide(got, replace(claimant, owner_gone=True))
     match decision:
         case rules.Reuse():
             return _reuse(call, decision, got)
@@ -419,11 +418,10 @@ def not_decided(call: GuardedCall) -> Step:
 def _reuse(call: GuardedCall, decision: rules.Reuse, got: Existing) -> Step:
     """Answer from a record; a redelivery of this very call should find the same one."""
     call.reuse, call.reused_at_ms = decision, got[2]
-    found, matched_on, shared = decision
-    if shared and found.state == "done":
-        lasts = call.policy.reuse == "session" and matched_on != "inflight" and got[1] is None
+    if decision.shared and decision.record.state == "done":
+        lasts = call.policy.reuse == "session" and decision.matched_on != "inflight" and got[1] is None
         if not lasts:  # otherwise everybody finds it
-            return Alias(call.key, call.identity, found.version, _aliased)
+            return Alias(call.key, call.identity, decision.record.version, _aliased)
     return _reused(call)
 
 
@@ -625,7 +623,7 @@ def _resolved(call: GuardedCall, version: int | None) -> Step:
         return Read(call.key, call.identity, looked)
     if found.request.identity == call.identity:
         return answered(call, outcome)
-    call.reuse = rules.Reuse(msgspec.structs.replace(found, version=version), "completed", shared=False)
+    call.reuse = rules.Reuse(replace(found, version=version), "completed", shared=False)
     return Alias(call.key, call.identity, version, _aliased)
 
 

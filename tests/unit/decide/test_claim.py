@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import ClaimState, DedupeRecord, RecordedError, RecordedRequest
@@ -257,7 +258,7 @@ def test_an_unknown_outcome_ends_for_new_identities_with_the_gate_and_for_its_ow
         if case.current not in OPEN_ENDED or case.idempotent or case.given_key:
             continue
         existing, asks = ask(case)
-        found, ungated = decide(existing, asks._replace(gate_ms=gate_ms)), decide(existing, asks)
+        found, ungated = decide(existing, replace(asks, gate_ms=gate_ms)), decide(existing, asks)
         new = not case.same and isinstance(ungated, Unknown) and ungated.record.version == 7
         if new and is_over:  # D41
             assert is_run(case, found), case

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from antiphon.contract.approval import ASKING, DENIED, GRANTED, REQUIRED, WITHDRAWN, Approval, written
 from antiphon.contract.record import DedupeRecord, RecordedError
@@ -78,7 +79,7 @@ def test_an_approval_is_good_for_its_arguments_and_policy_until_it_expires(chang
 
 @pytest.mark.parametrize("key_given", [False, True])
 def test_what_was_decided_is_what_happens(key_given: bool) -> None:
-    call = CALL._replace(given_key=key_given)
+    call = replace(CALL, given_key=key_given)
     assert decided(asked(GRANTED), call) == Spend(7, APPROVAL)
     assert decided(asked(REQUIRED), call) == Pending(7, APPROVAL)
     for code in (DENIED, WITHDRAWN):
@@ -89,19 +90,19 @@ def test_what_was_decided_is_what_happens(key_given: bool) -> None:
 def test_a_refusal_is_for_what_the_call_was_then(code: str) -> None:
     other = msgspec.structs.replace(APPROVAL, digest="other")
     assert decided(asked(code, other)) == Ask(7, "its approval is over, or for another call")
-    assert decided(asked(code), CALL._replace(need=None)) == Reuse(asked(code), "completed", shared=False)
+    assert decided(asked(code), replace(CALL, need=None)) == Reuse(asked(code), "completed", shared=False)
 
 
 @pytest.mark.parametrize("code", [DENIED, WITHDRAWN])
 def test_a_refusal_is_the_answer_also_for_other_calls_if_the_policy_says_so(code: str) -> None:
     refused = asked(code, identity="somebody")
-    for call in (CALL._replace(need=NEED._replace(any_identity=True)), CALL._replace(given_key=True)):
+    for call in (replace(CALL, need=NEED._replace(any_identity=True)), replace(CALL, given_key=True)):
         assert decided(refused, call) == Reuse(refused, "completed", shared=False)
 
 
 @pytest.mark.parametrize("code", [REQUIRED, GRANTED])
 def test_a_question_is_open_where_nobody_has_to_be_asked_any_more(code: str) -> None:
-    assert decided(asked(code), CALL._replace(need=None)) == Run(7, "failed")
+    assert decided(asked(code), replace(CALL, need=None)) == Run(7, "failed")
 
 
 @pytest.mark.parametrize("code", [REQUIRED, GRANTED, DENIED, WITHDRAWN])
@@ -109,11 +110,11 @@ def test_another_calls_approval_is_not_good_unless_the_policy_says_so(code: str)
     others = asked(code, identity="somebody")
     assert decided(others) == Ask(7, "after failed")
     answer = {GRANTED: Spend(7, APPROVAL), REQUIRED: Pending(7, APPROVAL)}.get(code, Reuse(others, "completed", False))
-    assert decided(others, CALL._replace(need=NEED._replace(any_identity=True))) == answer
+    assert decided(others, replace(CALL, need=NEED._replace(any_identity=True))) == answer
 
 
 def test_an_anonymous_call_takes_the_approval_of_an_anonymous_one() -> None:
-    anonymous = CALL._replace(need=NEED._replace(anonymous=True))
+    anonymous = replace(CALL, need=NEED._replace(anonymous=True))
     theirs = asked(GRANTED, identity="r1")
     named = msgspec.structs.replace(theirs, owner="process/1")
     nameless = msgspec.structs.replace(theirs, owner="r1/process/1")
@@ -126,19 +127,19 @@ def test_what_would_not_run_does_not_ask() -> None:
     done = record("done", "me", 7)
     assert decided(done) == Reuse(done, "completed", shared=False)
     assert decided(record("done", "somebody", 7)) == Ask(7, "new call")
-    assert decided(record("done", "somebody", 7), CALL._replace(need=None)) == Run(7, "new call")
+    assert decided(record("done", "somebody", 7), replace(CALL, need=None)) == Run(7, "new call")
 
 
 def test_a_claim_that_only_asks_is_taken_over() -> None:
     asking = msgspec.structs.replace(record("inflight", "somebody", 7, lease="over"), arguments=ASKING)
     assert decided(asking) == Ask(7, "takeover")
-    assert decided(asking, CALL._replace(need=None)) == Run(7, "takeover")
+    assert decided(asking, replace(CALL, need=None)) == Run(7, "takeover")
 
 
 @pytest.mark.parametrize("code", [REQUIRED, GRANTED, DENIED, WITHDRAWN])
 def test_a_key_that_only_asked_is_free_for_other_arguments(code: str) -> None:
-    call = CALL._replace(given_key=True, params_digest="other")
-    assert decided(asked(code), call._replace(need=None)) == Run(7, "the key is free")
+    call = replace(CALL, given_key=True, params_digest="other")
+    assert decided(asked(code), replace(call, need=None)) == Run(7, "the key is free")
     assert isinstance(decided(record("done", "me", 7), call), Conflict)
 
 
@@ -158,7 +159,7 @@ def test_an_earlier_question_of_the_call_answers_only_if_it_was_refused(
     code: str, need: Need | None, answer: int | None
 ) -> None:
     own = asked(code, version=5)
-    found = decided(record("cancelled", "somebody", 7), CALL._replace(need=need), own)
+    found = decided(record("cancelled", "somebody", 7), replace(CALL, need=need), own)
     if answer is None:
         assert found == (Run(7, "after cancelled") if need is None else Ask(7, "after cancelled"))
     else:
@@ -167,16 +168,16 @@ def test_an_earlier_question_of_the_call_answers_only_if_it_was_refused(
 
 def test_an_execution_that_was_undone_answers_nobody() -> None:
     code = UNDONE[0]
-    plain, key = CALL._replace(need=None), CALL._replace(need=None, given_key=True)
+    plain, key = replace(CALL, need=None), replace(CALL, need=None, given_key=True)
     undone = failed(code)
     assert is_undone(undone)
-    for call in (plain, key, key._replace(params_digest="other")):
+    for call in (plain, key, replace(key, params_digest="other")):
         assert decided(undone, call) == Undone(undone)
-        assert decided(undone, call._replace(runs_after_undo=True)) == Run(7, "after undo")
+        assert decided(undone, replace(call, runs_after_undo=True)) == Run(7, "after undo")
     earlier = failed(code, version=5)
     for current in (record("done", "somebody", 7), record("inflight", "somebody", 7, lease="alive")):
         assert decided(current, plain, earlier) == Undone(earlier)
-        assert decided(current, plain._replace(runs_after_undo=True), earlier) == Run(7, "after undo")
+        assert decided(current, replace(plain, runs_after_undo=True), earlier) == Run(7, "after undo")
     assert decided(failed(code, "somebody"), plain) == Run(7, "after failed")
 
 

@@ -7,6 +7,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
+from msgspec.structs import replace
+
 from antiphon._gateway import admission, attempt, claim, repair, settlement
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.leases import Leases
@@ -115,7 +117,7 @@ def _takes_over_anything(current: DedupeRecord, now: int, asks: rules.Claimant) 
 
 
 def _never_waits(current: DedupeRecord, now: int, asks: rules.Claimant) -> rules.Decision:
-    return _real_in_flight(current, now, asks._replace(owner_gone=True))
+    return _real_in_flight(current, now, replace(asks, owner_gone=True))
 
 
 def _shares_what_is_over(current: DedupeRecord, now: int, asks: rules.Claimant, overtaken: bool) -> rules.Decision:
