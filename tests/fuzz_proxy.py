@@ -732,7 +732,7 @@ def wrap(given: Piped) -> None:
         return wrapped
 
     wrapped = asyncio.run(session())
-    if wrapped._tasks or wrapped._waiting:
+    if wrapped._calls or wrapped._waiting:
         raise Found("calls are left running")
     script.unlink()
     if any(line.count(b"\n") != 1 or not line.endswith(b"\n") for line in written):
