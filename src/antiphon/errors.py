@@ -57,7 +57,8 @@ class AntiphonError(Exception):
             self.code = code
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".rstrip() if self.hint else self.message
+        between = "\n" if "\n" in self.message else " "
+        return f"{self.message}{between}{self.hint}" if self.hint else self.message
 
 
 class InvalidInput(AntiphonError, ValueError):

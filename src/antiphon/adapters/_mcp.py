@@ -352,6 +352,15 @@ def content_of(answer: Answer, request: Request) -> bytes:
     return encoded({**value, "id": request.id})
 
 
+INTERNAL_ERROR = -32603
+
+
+def failed(place: Any, text: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """An error of our own in place of an answer."""
+    error = {"code": INTERNAL_ERROR, "message": f"antiphon: {text}", "data": dict(data)}
+    return {"jsonrpc": "2.0", "id": place, "error": error}
+
+
 CANCELLED = "notifications/cancelled"
 LISTEN = "subscriptions/listen"
 """The request whose response is a stream that stays open."""

@@ -163,6 +163,7 @@ class Proxy:
     async def _serve(self, request: Request, receive: Any, answer: Reply) -> None:
         """Guard, record, replay or just forward a request for an upstream."""
         mode, transports = self._settings.mode, self._transports_to(request.upstream)
+        answer.mcp = request.body if request.upstream.mcp else None
         asked = self._mcp.guards(request) if request.upstream.mcp else None
         known = request.upstream.mcp or request.asks is not None
         run: OpenRun | None = None

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from antiphon.adapters import _mcp
 from antiphon.adapters._wire import ModelCall
 from antiphon.proxy.upstreams import Headers, Upstream
 
@@ -105,6 +106,8 @@ class Reply:
         self.heard: list[bytes] | None = None
         """The chunks passed on, if they are kept."""
         self.complete: bool = False
+        self.mcp: bytes | None = None
+        """The message to an MCP server that it answers, if any."""
 
     async def start(self, status: int, headers: Headers, named: Mapping[str, str]) -> None:
         """Start a response; ``Content-Length`` is sent only if the body is forwarded unchanged."""
@@ -134,7 +137,7 @@ class Reply:
         await self._send({"type": "http.response.body", "body": data})
 
     async def refuse(self, refused: Refused) -> None:
-        """Send an error in the format that SDKs display; once the response has started, just close the connection."""
+        """Send an error in the client's protocol; once the response has started, just close the connection."""
         if self.begun:
             return
         more = dict(refused.more)
@@ -145,7 +148,10 @@ class Reply:
             self.headers.append((b"retry-after", str(-(-after // 1000)).encode()))
         self.headers.append((b"antiphon-error", refused.code.encode()))
         message = more.pop("message", None)
-        if message is not None:  # an error in the client's protocol
+        asked = None if self.mcp is None else _mcp.read_request(self.mcp)
+        if message is None and asked is not None and asked.id is not None:
+            message = _mcp.failed(asked.id, refused.text, {"code": refused.code, **more})
+        if message is not None:
             await self.json(refused.status, message)
             return
         error = {"type": "antiphon_error", "code": refused.code, "message": refused.text, **more}

@@ -180,6 +180,7 @@ class OpenRun:
     def note_miss(self, error: AntiphonError) -> None:
         """Note a request that the recording cannot answer."""
         self.missed += 1
+        log.warning("run %s: %s", self.name, error.message)
         if len(self.misses) < _MAX_LISTED:
             divergence = error.data.get("divergence")
             self.misses.append(divergence if isinstance(divergence, dict) else {"message": error.message})

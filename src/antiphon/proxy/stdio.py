@@ -39,7 +39,6 @@ from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
 LONGEST_LINE = _mcp.LARGEST
-INTERNAL_ERROR = -32603
 _CLIENT = "stdio"
 _ORDER_S = 1.0
 """How long a message waits for the previous call to be sent."""
@@ -236,7 +235,7 @@ class Wrapped:
             self._reply_notice(message, asked)
         if answer.outcome == "error":
             message = str((answer.error or {}).get("message", ""))
-            self._reply({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": message}})
+            self._reply({"id": asked.id, "error": {"code": _mcp.INTERNAL_ERROR, "message": message}})
         else:
             self._write(_mcp.content_of(answer, asked) + b"\n")
 
@@ -317,10 +316,13 @@ class Wrapped:
         elif not begun.is_set():
             call.cancel()
 
-    def _fail(self, asked: _mcp.Request, error: Exception) -> None:
-        if isinstance(error, ReplayMiss) and self._run is not None:
-            self._run.note_miss(error)
-        self._reply({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": f"antiphon: {error}"}})
+    def _fail(self, asked: _mcp.Request, error: AntiphonError | Refused) -> None:
+        told: dict[str, Any] = {"code": error.code}
+        if isinstance(error, ReplayMiss):
+            if self._run is not None:
+                self._run.note_miss(error)
+            told |= {name: item for name, item in error.data.items() if name == "divergence"}
+        self._reply(_mcp.failed(asked.id, str(error), told))
 
     def _reply_notice(self, message: Any, asked: _mcp.Request) -> None:
         notice = _mcp.notice_for(message, asked)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from mcp import Client
+from mcp import Client, MCPError
 
 from antiphon import Antiphon
 from tests.fake_provider import FakeProvider, Reply
@@ -72,6 +72,33 @@ def test_a_session_passes_and_replays_without_the_server(app: Antiphon, desk: De
     assert again == direct
     assert (desk.requests, dict(desk.charged)) == (asked, charged)
     assert report["missed"] == 0, report
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_client_is_told_what_is_not_in_the_recording(app: Antiphon, desk: Desk, mode: Any) -> None:
+    async def ask(url: str, order: str, place: str) -> list[str]:
+        told: list[str] = []
+        async with Client(url, mode=mode) as client:
+            for request in (client.call_tool("charge", {"order": order}), client.read_resource(place)):
+                try:
+                    await request
+                except MCPError as error:
+                    told.append(f"{error.error.message} {error.error.data['divergence']['fields'][0]['path']}")
+        return told
+
+    with serving(app, mcp=desk.url) as served:
+        assert asyncio.run(ask(f"{served.at('shop', 'desk')}/mcp", "A1", "desk://rules")) == []
+    with serving(app, "replay", mcp=desk.url) as served:
+        told = asyncio.run(ask(f"{served.at('shop', 'desk')}/mcp", "B2", "desk://rulez"))
+        run = httpx.get(f"{served.url}/run/shop").json()["run"]
+    lines = [said.splitlines() for said in told]
+    assert [said[0].partition(" (")[0] for said in lines] == [
+        "antiphon: The recording has no answer for tool mcp.desk/charge",
+        "antiphon: The recording has no answer for mcp resources/read",
+    ]
+    assert [said[1] for said in lines] == ["  $.order: 'A1' -> 'B2'", "  $.uri: 'desk://rules' -> 'desk://rulez'"]
+    assert [said[2].rpartition(" --event ")[0] for said in lines] == [f"Nearest: antiphon show {run}"] * 2
+    assert [said[2].split()[-1] for said in lines] == ["$.order", "$.uri"]
 
 
 @pytest.mark.parametrize("accept", [None, "*/*", "application/json"])

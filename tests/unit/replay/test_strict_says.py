@@ -58,7 +58,7 @@ def test_a_miss_names_the_place_each_difference_and_the_nearest_call() -> None:
     at = _started(run)
     lines = str(agent.caught).splitlines()
     assert lines[0] == f"The recording has no answer for tool tools/search (nearest recorded: event {at})."
-    assert [line.strip().split(" ")[0] for line in lines[1:]] == ["$.query:", "$.limit:"]
+    assert [line.strip().split(" ")[0] for line in lines[1:]] == ["$.query:", "$.limit:", "Nearest:"]
     assert agent.caught.hint == f"Nearest: antiphon show {run.id} --event {at}"
     assert agent.caught.data["divergence"] == report.divergences[0]
     assert report.divergences[0]["kind"] == "miss"
@@ -116,7 +116,7 @@ def test_a_miss_shows_ten_differences() -> None:
     run = agent.app.record(agent.main)
     agent.again(run, **{f"n{place:02}": place + 1 for place in range(12)})
     assert agent.caught is not None
-    assert len(str(agent.caught).splitlines()) == 11
+    assert len(str(agent.caught).splitlines()) == 12  # the first says what, the last where to look
 
 
 def test_a_miss_without_a_nearest_call_has_no_hint() -> None:
