@@ -8,7 +8,6 @@ import contextlib
 import re
 import select
 import socket
-import ssl
 from collections.abc import AsyncIterator, Callable
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -145,16 +144,18 @@ class _Route:
 
     async def connect(self, read_s: float) -> _Connection:
         """Open a connection; nothing of a request has been sent until this returns."""
-        trusted = _trusted() if self._is_secure else None
         if self._proxy is None:
-            return await _Connection.open(self._host, self._port, trusted)
-        scheme = self._proxy.scheme
-        host, port = self._proxy.hostname or "", self._proxy.port or _PORTS[scheme]
-        connection = await _Connection.open(host, port, _trusted() if scheme == "https" else None)
-        if trusted is not None:
-            place = httpx.URL(scheme="https", host=self._host, port=self._port).raw_host + b":%d" % self._port
-            await connection.tunnel(_head_of("CONNECT", place, [(b"host", place), *self._credentials]), read_s)
-            await connection.secure(trusted, self._host)
+            connection = await _Connection.open(self._host, self._port)
+        else:
+            scheme, host = self._proxy.scheme, self._proxy.hostname or ""
+            connection = await _Connection.open(host, self._proxy.port or _PORTS[scheme])
+            if scheme == "https":
+                await connection.secure(host)
+            if self._is_secure:
+                place = httpx.URL(scheme="https", host=self._host, port=self._port).raw_host + b":%d" % self._port
+                await connection.tunnel(_head_of("CONNECT", place, [(b"host", place), *self._credentials]), read_s)
+        if self._is_secure:
+            await connection.secure(self._host)
         return connection
 
 
@@ -182,6 +183,8 @@ class _Connection(asyncio.Protocol):
     """A connection to an upstream, for one exchange at a time."""
 
     transport: asyncio.Transport
+    _below: tuple[asyncio.Transport, ...] = ()
+    """What carries the encrypted bytes."""
     exchange: _Exchange | None = None
     is_closed: bool = False
     keep_s: float = _IDLE_S
@@ -189,15 +192,14 @@ class _Connection(asyncio.Protocol):
     use_before: float = 0.0
 
     @classmethod
-    async def open(cls, host: str, port: int, trusted: ssl.SSLContext | None) -> _Connection:
+    async def open(cls, host: str, port: int) -> _Connection:
         """Connect to the address of *host* that answers first."""
         loop = asyncio.get_running_loop()
         addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         opened = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
         try:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            name = None if trusted is None else host
-            _, found = await loop.create_connection(cls, sock=opened, ssl=trusted, server_hostname=name)
+            _, found = await loop.create_connection(cls, sock=opened)
         except BaseException:
             opened.close()
             raise
@@ -217,16 +219,21 @@ class _Connection(asyncio.Protocol):
                 raise ConnectionError(str(error)) from None
             raise
 
-    async def secure(self, trusted: ssl.SSLContext, host: str) -> None:
+    async def secure(self, host: str) -> None:
         """Continue in TLS."""
         loop = asyncio.get_running_loop()
         try:
-            secured = await loop.start_tls(self.transport, self, trusted, server_hostname=host)
+            secured = await loop.start_tls(self.transport, self, _trusted(), server_hostname=host)
         except BaseException:
             self.close()
             raise
         assert secured is not None
+        self._below = (*self._below, self.transport)
         self.transport = secured
+
+    def unsent(self) -> int:
+        """How many bytes wait for the upstream to read what was sent before."""
+        return sum(one.get_write_buffer_size() for one in (self.transport, *self._below))
 
     def is_quiet(self) -> bool:
         """Whether nothing has come on an idle connection, not even its end that the event loop has yet to notice."""
@@ -272,6 +279,8 @@ class _Exchange(httpx.AsyncByteStream):
         self._overhead = 0
         """Bytes since the last of the body."""
         self._headers: Headers = []
+        self._unsent = 0
+        """Bytes of the request that were unsent at the last look."""
         self._chunks: list[bytes] = []
         self._held = 0
         """Bytes in *chunks*."""
@@ -287,6 +296,7 @@ class _Exchange(httpx.AsyncByteStream):
         self._timer = self._loop.call_later(self._read_s, self._look_at_time)
         self._connection.exchange = self
         self._connection.transport.write(message)
+        self._unsent = len(message)
         return await self._head
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -316,7 +326,7 @@ class _Exchange(httpx.AsyncByteStream):
         connection.exchange = None
         if reusable:
             connection.keep_s = self._keep_s()
-        if not reusable or connection.transport.get_write_buffer_size():  # it did not read all of the request
+        if not reusable or connection.unsent():  # it did not read all of the request
             connection.close()
         self._give_back(connection)
         self._wake()
@@ -336,7 +346,8 @@ class _Exchange(httpx.AsyncByteStream):
             self._more.set_result(None)
 
     def _look_at_time(self) -> None:
-        if self._is_paused:  # its reader is slow, not the upstream
+        before, self._unsent = self._unsent, self._connection.unsent()
+        if self._is_paused or self._unsent < before:  # its reader is slow, not the upstream; or it still reads
             self._heard = self._loop.time()
         left = self._heard + self._read_s - self._loop.time()
         if left > 0:

@@ -16,7 +16,7 @@ import uvloop
 from antiphon.errors import ConfigError
 from antiphon.proxy import transport as transports
 from antiphon.proxy.transport import UpstreamTransport
-from tests.tlsfront import TlsFront
+from tests.tlsfront import TlsFront, make_certificate
 
 Server = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Found = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -67,6 +67,18 @@ async def _serving(serve: Server) -> AsyncIterator[str]:
 
 def _to(url: str, *, connections: int = 10, connect_s: float = 30.0, read_s: float = 30.0) -> UpstreamTransport:
     return UpstreamTransport(url, connections, connect_s=connect_s, read_s=read_s)
+
+
+def _tls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """The context of a server for ``localhost`` that the transport trusts."""
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    for path, data in zip((certificate, key), make_certificate("localhost"), strict=True):
+        path.write_bytes(data)
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    monkeypatch.setattr(transports, "_trusted", lambda: trusted)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 async def _read(response: httpx.Response, into: list[bytes] | None = None) -> bytes:
@@ -372,6 +384,44 @@ def test_a_pause_of_the_upstream_has_a_limit_and_one_of_the_reader_has_none() ->
             await transport.aclose()
 
     uvloop.run(run())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_upstream_that_reads_slowly_is_waited_for_and_one_that_stops_reading_is_left(
+    run: Callable[..., None], scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections = 0
+    body = b"x" * 20_000_000
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            if b"/early" in head:
+                writer.write(_LENGTH)
+                await asyncio.sleep(10)
+            for _ in range(20):
+                await reader.readexactly(1_000_000)
+                await asyncio.sleep(0.1)
+            writer.write(_LENGTH)
+
+    async def ask() -> None:
+        context = _tls(tmp_path, monkeypatch) if scheme == "https" else None
+        with socket.socket() as listening:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            listening.bind(("127.0.0.1", 0))
+            url = f"{scheme}://localhost:{listening.getsockname()[1]}"
+            server = await asyncio.start_server(serve, sock=listening, ssl=context)
+            transport = _to(url, read_s=1.2)
+            for path in ("/slow", "/early", "/early"):
+                response = await transport.handle_async_request(httpx.Request("POST", url + path, content=body))
+                assert await _read(response) == b"ok"
+            await transport.aclose()
+            server.close()
+
+    run(ask())
+    assert connections == 2
 
 
 @pytest.mark.parametrize(
