@@ -141,6 +141,11 @@ class Race:
         )
 
 
+def _environment(peer: str) -> dict[str, str]:
+    """The variables of this process; a peer finds its packages in its own environment only, whatever ours names."""
+    return {name: value for name, value in os.environ.items() if not (peer and name == "PYTHONPATH")}
+
+
 class Worker:
     """One case in a process of its own, with a temporary folder of its own under ``bench/out``."""
 
@@ -155,7 +160,7 @@ class Worker:
             stdout=subprocess.PIPE,
             text=True,
             cwd=HERE.parent,
-            env={**os.environ, "TMPDIR": self._folder, **case.env},
+            env={**_environment(case.peer), "TMPDIR": self._folder, **case.env},
         )
         self._send(op="open", case=case.function, params=dict(case.params))
 

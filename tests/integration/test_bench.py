@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ def busy():
             pass
     return call
 
+def path():
+    import os
+    return lambda n: {"set": float("PYTHONPATH" in os.environ)}
+
 def broken():
     def call():
         raise ValueError("no")
@@ -67,6 +72,14 @@ def test_every_kind_of_case(file: str, tmp_path: Path) -> None:
     assert race["busy"].us() >= 1900
     assert race.ratio("plain", "busy") < 0.5
     assert len(race["plain"].cpu) == 3
+
+
+def test_a_peer_does_not_import_the_code_that_is_measured_beside_it(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(file).parent))
+    monkeypatch.setattr("bench._harness.python_of", lambda peer: Path(sys.executable))
+    with Context() as ctx:
+        race = ctx.race({"ours": Case(file, "path"), "peer": Case(file, "path", peer="other")}, rounds=1, n=1)
+    assert (race["ours"].extra["set"], race["peer"].extra["set"]) == (1.0, 0.0)
 
 
 def test_calibration_aims_at_the_asked_time(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
