@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -108,12 +109,12 @@ def test_a_client_may_list_tools_by_itself() -> None:
     assert Code(script).ended() == []
 
 
-def _seen_from_outside(app: antiphon.Antiphon) -> Any:
+def _seen_from_outside(app: antiphon.Antiphon, *texts: str) -> Any:
     """A run as the proxy records it."""
     run = app.run("outside")
     run.calls_only = True
     with run:
-        for text in ("a", "b"):
+        for text in texts or ("a", "b"):
             run.llm({**OK, "messages": [{"role": "user", "content": text}]}, lambda _: says("hi"))
     return run
 
@@ -136,6 +137,46 @@ def test_what_cannot_be_seen_from_outside_is_not_compared() -> None:
     report = antiphon.replay(recorded, app=app, mode="strict", function=agent)
     assert report.passed, report.divergences
     assert "Not Compared: order and output" in report.text()
+
+
+def _asking(*texts: str) -> Callable[[], None]:
+    def agent() -> None:
+        for text in texts:
+            body = {**OK, "messages": [{"role": "user", "content": text}]}
+            antiphon.current_run().llm(body, lambda _: says("live"))
+
+    return agent
+
+
+def test_models_can_be_verified_in_any_order() -> None:
+    app = memory_app()
+    asked: list[str] = []
+
+    def ask(body: dict[str, Any]) -> Any:
+        asked.append(body["messages"][0]["content"])
+        return says("hello")
+
+    recorded = _seen_from_outside(app)
+    report = antiphon.replay(recorded, app=app, mode="strict", function=_asking("b", "a"), verify=True, llm=ask)
+    assert report.passed, report.divergences
+    assert (asked, report["verifiedModelCalls"]) == (["b", "a"], 2)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_masked_values_are_compared_like_everywhere(masked: bool) -> None:
+    app = memory_app()
+    texts = [f"write to {name}@example.com" for name in ("ada", "bob", "eve")]
+    recorded = _seen_from_outside(app, *texts)
+
+    def again(*texts: str) -> Any:
+        return antiphon.replay(recorded, app=app, mode="strict", function=_asking(*texts), masked=masked)
+
+    report = again(*texts[::-1])
+    assert report.passed, report.divergences
+    assert again(*texts[:2], "write to mallory@example.com").passed is masked  # nothing tells the two apart
+    missing = again(*texts[:2])
+    assert [found["kind"] for found in missing.divergences] == ["missing"]
+    assert not again(*texts[:2], "read from eve@example.com").passed
 
 
 def test_an_exception_of_the_code_is_a_divergence() -> None:
