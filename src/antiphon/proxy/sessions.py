@@ -119,7 +119,7 @@ class SessionTransport:
         asked = _mcp.read_request(request.content)
         if asked is not None and asked.id is not None:
             return None
-        if asked is not None:
+        if asked is not None and asked.method != _mcp.CANCELLED:  # the server knows no request that it could cancel
             session.keep(request)
         return httpx.Response(202)
 

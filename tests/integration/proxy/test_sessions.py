@@ -173,6 +173,7 @@ def test_a_session_is_opened_for_the_first_new_request_only(app: Antiphon) -> No
             caller.begin()
             own = caller.headers["mcp-session-id"]
             assert caller.look("A1").headers.get("mcp-session-id") is None
+            assert caller.send("notifications/cancelled", {"requestId": 2}, number=None).status_code == 202
             assert strict.got == []  # all of it was known
             new = caller.look("B1")
             assert (new.status_code, new.headers["mcp-session-id"]) == (200, own)
