@@ -500,8 +500,10 @@ def _initializes(request: Request) -> bool:
 
 def _listens(request: Request) -> bool:
     """Whether the answer is a stream of an MCP server that stays open."""
-    if not request.upstream.mcp or request.method == "GET":
-        return request.upstream.mcp
+    if not request.upstream.mcp:
+        return False
+    if request.method == "GET":
+        return "text/event-stream" in request.named.get("accept", "")
     asked = _mcp.read_request(request.body) if _mcp.LISTEN.encode() in request.body else None
     return asked is not None and asked.method == _mcp.LISTEN
 

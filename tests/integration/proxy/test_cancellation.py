@@ -67,12 +67,11 @@ def _upstream() -> Iterator[tuple[str, queue.Queue[socket.socket]]]:
             asked.get().close()
 
 
-def _send(served: Served, path: str, message: dict[str, Any] | None) -> socket.socket:
+def _send(served: Served, path: str, message: dict[str, Any] | None, accept: str = "") -> socket.socket:
     body = b"" if message is None else json.dumps(message).encode()
     connection = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])))
-    method, accept = (
-        ("GET", "text/event-stream") if message is None else ("POST", "application/json, text/event-stream")
-    )
+    method, usual = ("GET", "text/event-stream") if message is None else ("POST", "application/json, text/event-stream")
+    accept = accept or usual
     lines = [f"{method} /run/left/{path} HTTP/1.1", "host: localhost", f"accept: {accept}"]
     lines += ["content-type: application/json", f"content-length: {len(body)}"]
     connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
@@ -105,6 +104,8 @@ def test_streams_that_listen_end_when_the_proxy_stops_and_calls_do_not(app: Anti
             assert b": hello" in _read_to(clients[-1], b": hello\n\n\r\n")
         clients.append(_send(served, "openai/v1/chat/completions", _MODEL))
         upstreams.append(asked.get(timeout=60))
+        clients.append(_send(served, "desk/.well-known/oauth-protected-resource", None, accept="application/json"))
+        upstreams.append(asked.get(timeout=60))
         waits = _send(served, "desk/mcp", _LISTEN)  # not answered yet
         upstreams.append(asked.get(timeout=60))
         served.server.should_exit = True
@@ -112,8 +113,9 @@ def test_streams_that_listen_end_when_the_proxy_stops_and_calls_do_not(app: Anti
         for client, upstream in zip(clients[:2], upstreams, strict=False):
             assert _read_to(client, b"").endswith(b"0\r\n\r\n")  # it has ended, not broken off
             assert upstream.recv(1) == b""
-        upstreams[2].sendall(head % b"application/json" + b"2\r\n{}\r\n0\r\n\r\n")
-        assert b"{}" in _read_to(clients[2], b"{}")
+        for client, upstream in zip(clients[2:], upstreams[2:], strict=False):
+            upstream.sendall(head % b"application/json" + b"2\r\n{}\r\n0\r\n\r\n")
+            assert b"{}" in _read_to(client, b"{}")
 
 
 def _read_to(connection: socket.socket, end: bytes) -> bytes:
