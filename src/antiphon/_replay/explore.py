@@ -186,14 +186,18 @@ class ExploreInvoker:
     # -- models --------------------------------------------------------------------------------------------------
 
     def _stand_beside(self, call: Invocation) -> None:
-        """The recorded model call to compare this one with: the same request, else the same turn in its lane."""
+        """The recorded model call to compare this one with: the same request, else the same turn in its lane, unless
+        lanes say nothing."""
         lane = call.site.lane
         turn = self._asked.get(lane, 0)
         self._asked[lane] = turn + 1
-        found = self._recording.find(lane, call.name, call.digest, call.site.nth)
-        recorded = self._models.get(lane, ())
-        if found is None and turn < len(recorded):
-            found = recorded[turn]
+        if self._recording.calls_only:
+            found = self._next(call, again=True)
+        else:
+            found = self._recording.find(lane, call.name, call.digest, call.site.nth)
+            recorded = self._models.get(lane, ())
+            if found is None and turn < len(recorded):
+                found = recorded[turn]
         if found is not None:
             self._standing[call.site.call] = found
 

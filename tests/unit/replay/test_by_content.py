@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +179,37 @@ def test_masked_values_are_compared_like_everywhere(masked: bool) -> None:
     missing = again(*texts[:2])
     assert [found["kind"] for found in missing.divergences] == ["missing"]
     assert not again(*texts[:2], "read from eve@example.com").passed
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_an_explore_replay_compares_refusals_of_equal_requests(
+    refuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reviewed = tmp_path / "side_effects.yaml"
+    reviewed.write_text("tools: {}\ndone: true\n")
+    monkeypatch.setattr("antiphon.ops.side_effects.file_of", lambda entry: reviewed)
+    app = memory_app()
+    run = app.run("outside")
+    run.calls_only = True
+
+    async def ask(text: str) -> None:
+        async def send(_: Any) -> Any:
+            return says("", refusal="no") if text == "a" else says("yes")
+
+        await run.llm({**OK, "messages": [{"role": "user", "content": text}]}, send)
+
+    async def crowd() -> None:
+        await asyncio.gather(*map(ask, "ab"))
+
+    with run:
+        asyncio.run(crowd())
+
+    def model(body: dict[str, Any]) -> Any:
+        is_refused = refuses and body["messages"][0]["content"] == "a"
+        return says("", refusal="no") if is_refused else says("yes")
+
+    report = antiphon.replay(run, app=app, mode="explore", function=_asking("b", "a"), llm=model)
+    assert len(report.to_wire().get("refusals", ())) == (0 if refuses else 1)
 
 
 def test_an_exception_of_the_code_is_a_divergence() -> None:
