@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -66,10 +66,10 @@ class Estimates:
     OpenAI reports the usage of a stream only on request, and a stream that breaks off never reports it.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, is_given: Callable[[], bool]) -> None:
+        """*is_given*: whether a recording answers the current request, which then costs nothing."""
         self.answers: int = 0
-        self.given: set[str] = set()
-        """Calls answered from a recording, which cost nothing."""
+        self._is_given = is_given
         self._name = run.id
         self._heard: dict[str, list[bytes]] = {}
         """Chunks of open streams."""
@@ -84,8 +84,7 @@ class Estimates:
 
     def _usage(self, call: str, began: dict[str, Any], ended: dict[str, Any], meta: dict[str, Any]) -> Any:
         heard = self._heard.pop(call, [])
-        if call in self.given:
-            self.given.discard(call)
+        if self._is_given():
             return None
         usage, failed = paid_usage(call, began, ended, meta), ended["outcome"] == "error"
         if meta.get("fromCache") or (failed and not heard) or tokens_of(usage) != (0, 0):

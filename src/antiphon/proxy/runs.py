@@ -75,6 +75,12 @@ def _note_origin(answer: Answer) -> Answer:
     return answer
 
 
+def _is_given() -> bool:
+    """Whether a recording answers the current request."""
+    origin = answer_origin.get()
+    return origin is not None and origin.source == "recording"
+
+
 class AnsweringInvoker(StrictInvoker):
     """Answers from the recording only, and notes that it did."""
 
@@ -95,7 +101,6 @@ class RecordedFirst:
         self._calls = ByContent(recording, finished=True)
         self.new: list[str] = []
         self.blocked: list[str] = []
-        self.estimates: Estimates | None = None
 
     def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
         return self._recording.known_request(provider, body)
@@ -103,8 +108,6 @@ class RecordedFirst:
     def answer_tool(self, call: Invocation) -> Answer | None:
         found = self._calls.take(call)
         if found is not None:
-            if self.estimates is not None:
-                self.estimates.given.add(call.site.call)
             return _note_origin(self._recording.answer(found, realtime=self._realtime))
         blocked = call.kind != "llm" and reviewed_as(call.name, self._reviewed) is False
         listed = self.blocked if blocked else self.new
@@ -309,9 +312,7 @@ class Runs:
             run.scope.invoker = invoker = RecordedFirst(recording, realtime=self._realtime, reviewed=reviewed)
         opened = OpenRun(name, mode, run, recording, invoker=invoker)
         if app.config.prices and app.config.loop.max_cost is not None:
-            opened.estimates = Estimates(run)
-            if invoker is not None:
-                invoker.estimates = opened.estimates
+            opened.estimates = Estimates(run, _is_given)
         run.begin()
         return opened
 

@@ -130,6 +130,18 @@ def test_a_stream_that_breaks_off_is_not_free_and_an_answer_of_the_recording_is(
             assert cost(served) == (0, 0.0)
 
 
+def test_only_what_no_recording_answers_costs_anything(app: Antiphon) -> None:
+    limited = _limited(app, 1_000_000.0)
+    with FakeProvider(lambda _: Reply("yes")) as provider:
+        with serving(limited, models=provider.url) as served:
+            _ask(served)
+            once = httpx.delete(f"{served.url}/run/orders").json()["cost"]
+        with serving(limited, "record-new", models=provider.url) as served:
+            sources = [_ask(served).headers["antiphon-source"] for _ in range(3)]
+            assert sources == ["recording", "live", "live"]
+            assert httpx.get(f"{served.url}/run/orders").json()["cost"] == 2 * once > 0
+
+
 def test_a_model_call_that_cannot_be_read_is_refused_where_costs_are_limited(app: Antiphon) -> None:
     body = gzip.compress(b'{"model": "fake-1", "messages": []}')
     headers = {"content-encoding": "gzip", "content-type": "application/json"}
