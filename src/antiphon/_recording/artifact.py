@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple, NoReturn
 
 import orjson
 
+from antiphon._recording.plain import dump
 from antiphon.contract.events import EVENT_VERSION, Event, RunManifest
 from antiphon.errors import ArtifactError, ContractError
 
@@ -214,7 +215,7 @@ def write_artifact(out: IO[bytes], manifest: RunManifest, events: Events) -> int
     for name, value in _head(manifest, facts).items():
         out.write(b"  " + orjson.dumps(name) + b": " + orjson.dumps(value) + b",\n")
     out.write(_CALLS_MARK + b"\n")
-    _lines(out, (orjson.dumps(call) for call in _tool_calls(events())))
+    _lines(out, (dump(call) for call in _tool_calls(events())))
     out.write(_END_OF_LIST + b",\n" + _EVENTS_MARK + b"\n")
     seal = Seal(manifest)
     _lines(out, (seal.line(event) for event in events()))
@@ -235,7 +236,7 @@ class Seal:
         """The line of the next event."""
         wire = event.to_wire()
         wire.pop("run")
-        line = orjson.dumps(wire)
+        line = dump(wire)
         self.take(line)
         return line
 

@@ -309,6 +309,31 @@ def test_an_import_that_is_killed_can_be_made_again(home: Path, monkeypatch: pyt
     assert len(stored(other, run.id)) == len(run.events())
 
 
+@pytest.mark.parametrize("depth", [252, 253, 300])
+def test_a_run_with_deeply_nested_values_is_exported(home: Path, depth: int) -> None:
+    app = application()
+
+    def nested() -> Any:
+        value: list[Any] = []
+        for _ in range(depth - 1):
+            value = [value]
+        return value
+
+    @app.gateway.tool(idempotent=False, key="order")
+    def nest(order: str) -> Any:
+        return nested()
+
+    with app.run("deep") as run:
+        nest("1")
+        run.llm({"model": "m", "messages": []}, lambda _: {"deep": nested()})
+    export_run(app, find_run(app, run.id), Path("deep.antiphon"))
+    document = orjson.loads(Path("deep.antiphon").read_bytes())
+    assert [call["tool_name"] for call in document["tool_calls"]] == ["nest"]
+    there = elsewhere()
+    made = import_artifact(there, Path("deep.antiphon"))
+    assert len(list(whole_events(there, made.id))) == len(list(whole_events(app, run.id)))
+
+
 def test_a_failed_export_leaves_no_half_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = application()
     run = small_run(app)
