@@ -123,10 +123,12 @@ def _one_event(ctx: Context) -> list[Row]:
 def _show(python: str, home: Path) -> list[str]:
     """The command that shows one event of a large run, which is made first."""
     home.mkdir()
-    make = [python, str(HERE / "cases" / "recording.py"), str(home)]
+    alone = [] if python == sys.executable else ["-u", "PYTHONPATH"]  # release 0.1.0 must not find our modules
+    make = ["env", *alone, python, str(HERE / "cases" / "recording.py"), str(home)]
     made = subprocess.run(make, capture_output=True, text=True, check=True)
     return [
         "env",
+        *alone,
         f"ANTIPHON_HOME={home}",
         python,
         "-m",
