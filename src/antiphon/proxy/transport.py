@@ -88,7 +88,10 @@ class UpstreamTransport:
             connection.close()
         try:
             async with asyncio.timeout(self._connect_s):
-                return await self._route.connect(self._read_s)
+                connection = await self._route.connect(self._read_s)
+            if connection.is_closed or connection.transport.is_closing():
+                raise ConnectionResetError("The upstream closed the connection before a request was sent.")
+            return connection
         except BaseException:
             self._free.release()
             raise

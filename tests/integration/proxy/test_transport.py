@@ -362,6 +362,31 @@ def test_what_certainly_was_not_sent_is_a_connection_error() -> None:
     uvloop.run(run())
 
 
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_an_upstream_that_refuses_connections_in_http_was_sent_nothing_or_is_heard(run: Callable[..., None]) -> None:
+    """As a server with too many connections does: it does not wait for the request."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+        await reader.read(1000)
+
+    async def ask(transport: UpstreamTransport, url: str) -> int:
+        try:
+            return (await _ask(transport, url))[0]
+        except httpx.ConnectError:
+            return 0
+
+    async def asked() -> None:
+        async with _serving(serve) as url:
+            transport = _to(url, read_s=5.0)
+            for _ in range(20):
+                found = await asyncio.gather(*(ask(transport, url) for _ in range(10)))
+                assert {0, 503}.issuperset(found)
+            await transport.aclose()
+
+    run(asked())
+
+
 def test_a_pause_of_the_upstream_has_a_limit_and_one_of_the_reader_has_none() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
