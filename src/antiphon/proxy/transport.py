@@ -226,11 +226,14 @@ class _Connection(asyncio.Protocol):
         """Continue in TLS."""
         loop = asyncio.get_running_loop()
         try:
+            if self.is_closed or self.transport.is_closing():
+                raise ConnectionResetError("The upstream closed the connection before TLS began.")
             secured = await loop.start_tls(self.transport, self, _trusted(), server_hostname=host)
+            if secured is None:
+                raise ConnectionResetError("The upstream closed the connection after TLS began.")
         except BaseException:
             self.close()
             raise
-        assert secured is not None
         self._below = (*self._below, self.transport)
         self.transport = secured
 

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -385,6 +387,32 @@ def test_an_upstream_that_refuses_connections_in_http_was_sent_nothing_or_is_hea
             await transport.aclose()
 
     run(asked())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_connection_that_ends_before_tls_is_an_error_and_no_noise(run: Callable[..., None]) -> None:
+    problems: list[Any] = []
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, problem: problems.append(problem))
+        with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
+
+            def close_all() -> None:
+                for _ in range(400):
+                    server.accept()[0].close()
+
+            closing = threading.Thread(target=close_all, daemon=True)
+            closing.start()
+            url = f"https://localhost:{server.getsockname()[1]}"
+            transport = _to(url)
+            for _ in range(40):
+                found = await asyncio.gather(*(_ask(transport, url) for _ in range(10)), return_exceptions=True)
+                assert {type(error) for error in found} == {httpx.ConnectError}
+            closing.join(30)
+            await transport.aclose()
+
+    run(ask())
+    assert not problems
 
 
 def test_a_pause_of_the_upstream_has_a_limit_and_one_of_the_reader_has_none() -> None:
