@@ -52,7 +52,7 @@ PARTS = {
         f"_gateway/{name}.py"
         for name in ("admission", "attempt", "call", "claim", "leases", "repair", "settlement", "late", "drivers")
     ),
-    "matcher": tuple(f"_replay/{name}.py" for name in ("recording", "observe", "strict", "explore")),
+    "matcher": tuple(f"_replay/{name}.py" for name in ("recording", "observe", "strict", "explore", "by_content")),
 }
 FILES = tuple(file for files in PARTS.values() for file in files)
 TESTS = (

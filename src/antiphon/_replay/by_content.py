@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from antiphon._diff import diff_values
-from antiphon._replay.observe import Composed, DivergenceFound, Observer, Seen, miss_of, words_of
+from antiphon._replay.observe import CANDIDATES, Composed, DivergenceFound, Observer, Seen, miss_of, words_of
 from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._scope import Site
 from antiphon.llm.key import variant_digest
@@ -105,7 +105,7 @@ class ContentObserver(Observer):
 
     def add(self, found: DivergenceFound) -> DivergenceFound:
         """Add a difference; lanes would say nothing about it."""
-        if self._first is None and found.kind == "miss" and found.nearest is not None:
+        if self._first is None:
             self._first = found.nearest
         return super().add(found._replace(lane="0"))
 
@@ -132,14 +132,14 @@ class ContentObserver(Observer):
             times = "once" if len(equal) == 1 else f"{len(equal)} times"
             return self.add(miss_of(call, equal[-1], (), f"recorded {times}, and asked once more than that"))
         near, fields = self._nearest(call)
-        note = "" if near is None or fields else self._why_not(call, near)
+        note = self._why_not(call, near) if near is not None and not fields else ""
         return self.add(miss_of(call, near, fields, note))
 
     def _why_not(self, call: Invocation, near: RecordedCall) -> str:
         return super()._why_not(call, near) if near.digest != call.digest else "recorded with another credential"
 
-    def _local(self, calls: list[RecordedCall], call: Invocation) -> list[RecordedCall]:
-        return calls
+    def _candidates(self, call: Invocation) -> list[RecordedCall]:
+        return (self._named(call.name) or list(self.recording.calls.values()))[:CANDIDATES]
 
     def _not_reached(self) -> None:
         for call in self._calls.unasked():

@@ -27,6 +27,8 @@ _DEPLOYMENT = re.compile(r"/openai/deployments/([^/?]+)")
 """Azure serves the model that this part of the URL names, whatever the body says."""
 _ON_THE_WAY = frozenset({"miss", "changed", "type", "extra", "draw"})
 _SHOWN = 50
+CANDIDATES = 200
+"""How many recorded calls a call without an answer is compared with."""
 _AMBIGUOUS = "the recording marked this lane as ambiguous: name parallel work with antiphon.branch"
 
 
@@ -360,12 +362,14 @@ class Observer:
 
     def _candidates(self, call: Invocation) -> list[RecordedCall]:
         """Recorded calls to compare with: in the same lane first, then unused ones of that name, then any."""
-        named = self.recording.by_name.get(call.name, [])
-        fresh = [c for c in named if not c.used] or named
-        return (self._local(fresh, call) or fresh or list(self.recording.calls.values()))[:200]
+        fresh = self._named(call.name)
+        local = [found for found in fresh if found.lane == call.site.lane]
+        return (local or fresh or list(self.recording.calls.values()))[:CANDIDATES]
 
-    def _local(self, calls: list[RecordedCall], call: Invocation) -> list[RecordedCall]:
-        return [found for found in calls if found.lane == call.site.lane]
+    def _named(self, name: str) -> list[RecordedCall]:
+        """Recorded calls of that name, only unused ones if there are any."""
+        named = self.recording.by_name.get(name, [])
+        return [found for found in named if not found.used] or named
 
     def finish(self) -> None:
         """Report what the recording did up to the end of the run and the replay did not."""

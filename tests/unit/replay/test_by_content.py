@@ -8,14 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import orjson
 import pytest
 
 import antiphon
 from antiphon._replay.by_content import ByContent, ContentObserver
 from antiphon._replay.observe import DivergenceFound, Seen
 from antiphon._replay.strict import StrictInvoker
+from antiphon.contract.events import summed
 from antiphon.errors import ReplayMiss
-from antiphon.ports import Invocation
+from antiphon.ports import BEGUN, Invocation
 from tests.unit.replay.kit import OK, memory_app, says
 from tests.unit.replay.made import Script, site
 
@@ -109,6 +112,162 @@ def test_a_client_may_list_tools_by_itself() -> None:
     start = {"kind": "mcp", "name": "tools/list", "arguments": {}, "digest": "d", "nth": 0}
     script.add("call.started", start, call="0@0")
     assert Code(script).ended() == []
+    script.call("look", {"n": 1})
+    assert [found.seq for found in Code(script).ended()] == [2]
+
+
+def test_what_was_recorded_before_a_miss_is_missing_and_what_came_after_it_follows_from_it(crowd: Script) -> None:
+    crowd.call("pay", {"cents": 5})
+    crowd.call("look", {"n": 4})
+    code = Code(crowd)
+    with pytest.raises(ReplayMiss, match=r"\$.cents: 5 -> 6"):
+        code.call("pay", {"cents": 6})
+    with pytest.raises(ReplayMiss, match="nearest recorded: event 1"):  # the first divergence counts
+        code.call("look", {"n": 0})
+    found = [(one.kind, one.seq or one.nearest) for one in code.ended()]
+    assert found == [("miss", 7), ("miss", 1), ("missing", 1), ("missing", 3), ("missing", 5)]
+    assert code.observer.consequences == ["call.started tools/pay", "call.started tools/look"]
+
+
+def test_a_miss_of_an_unknown_name_is_compared_with_all_calls_and_says_nothing_of_lanes(crowd: Script) -> None:
+    code = Code(crowd)
+    for _ in range(2):
+        with pytest.raises(ReplayMiss) as missed:
+            code.call("lock", {"n": 2})
+        assert str(missed.value).splitlines()[1:-1] == ["  name: 'tools/look' -> 'tools/lock'"]
+    with pytest.raises(ReplayMiss, match="the arguments are equal as JSON, but not of the same types"):
+        code.call("look", {"n": 1}, digest="of another type")
+    assert [one.note for one in code.ended()[:2]] == ["", ""]
+
+
+def test_a_call_that_begins_as_recorded_is_not_compared_again(crowd: Script) -> None:
+    code = Code(crowd)
+    written = orjson.dumps({"n": 2})
+    answer = code.invoker.answer_tool(
+        Invocation("tool", "tools/look", {"n": 2}, "look{'n': 2}", site(), written=written)
+    )
+    assert answer.meta[BEGUN] is True
+
+
+class Chat(Script):
+    """Model calls with one key: they differ in their variant, or in the form of their answers."""
+
+    def __init__(self) -> None:
+        super().__init__(callsOnly=True)
+
+    def ask(self, text: str | None, *, stream: bool = False, **more: Any) -> int:
+        """A call and its answer, unless that is missing."""
+        request = {"model": "m", "messages": [], **more}
+        start = {"kind": "llm", "name": "llm", "request": request, "digest": "d", "nth": len(self.events)}
+        place: dict[str, Any] = {"call": f"0@{len(self.events)}"}
+        asked = self.add("call.started", {**start, "providerRequest": {"stream": stream}}, **place)
+        if text is not None:
+            self.add("call.finished", {"outcome": "ok", "value": text}, **place, meta={"stream": stream})
+        return asked
+
+
+def _chat(*, stream: bool = False, **more: Any) -> Invocation:
+    return Invocation("llm", "llm", {"model": "m", "messages": [], **more}, "d", site(), stream=stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_has_the_form_that_was_asked_for(stream: bool) -> None:
+    chat = Chat()
+    for text in ("whole", "stream", "another"):
+        chat.ask(text, stream=(text == "stream") is stream)
+    code = Code(chat)
+    assert [code.invoker.answer_tool(_chat(stream=not stream)).value for _ in range(2)] == ["whole", "another"]
+    with pytest.raises(ReplayMiss) as missed:
+        code.invoker.answer_tool(_chat(stream=not stream))
+    asked, kept = ("as a whole", "as a stream") if stream else ("as a stream", "as a whole")
+    assert missed.value.message.splitlines()[1:] == [
+        f"  $.stream: {stream} -> {not stream}",
+        f"  asked {asked}, recorded only {kept}",
+    ]
+    assert missed.value.data["divergence"]["nearest"] == 3
+    assert code.invoker.answer_tool(_chat(stream=stream)).value == "stream"
+    with pytest.raises(ReplayMiss, match="recorded 3 times, and asked once more than that"):
+        code.invoker.answer_tool(_chat(stream=stream))
+
+
+def test_a_call_of_the_same_variant_comes_first_and_then_the_first_that_is_left() -> None:
+    chat = Chat()
+    for number in (1, 2, 3):
+        chat.ask(f"at most {number}", max_tokens=number)
+    code = Code(chat)
+    order = [code.invoker.answer_tool(_chat(max_tokens=number)).value for number in (2, 9, 9)]
+    assert order == ["at most 2", "at most 1", "at most 3"]
+    with pytest.raises(ReplayMiss):
+        code.invoker.answer_tool(_chat(max_tokens=1))
+
+
+def test_the_second_of_two_variants_may_be_asked_for_first() -> None:
+    chat = Chat()
+    for number in (1, 2):
+        chat.ask(f"at most {number}", max_tokens=number)
+    code = Code(chat)
+    assert [code.invoker.answer_tool(_chat(max_tokens=n)).value for n in (2, 1)] == ["at most 2", "at most 1"]
+
+
+def test_one_recorded_call_is_recorded_once() -> None:
+    chat = Chat()
+    chat.ask("only")
+    code = Code(chat)
+    code.invoker.answer_tool(_chat())
+    with pytest.raises(ReplayMiss, match="recorded once, and asked once more than that"):
+        code.invoker.answer_tool(_chat())
+
+
+def test_only_calls_with_an_outcome_can_be_wanted() -> None:
+    chat = Chat()
+    open_call, closed = chat.ask(None), chat.ask("answered")
+    recording = chat.recording()
+    assert [call.started for call in ByContent(recording).unasked()] == [open_call, closed]
+    calls = ByContent(recording, finished=True)
+    assert [call.started for call in calls.unasked()] == [closed]
+    found = calls.take(_chat())
+    assert found is not None
+    assert found.started == closed
+
+
+def test_a_call_that_answered_one_with_other_masked_values_is_not_taken_again() -> None:
+    chat = Chat()
+    chat.ask("first")
+    chat.ask("second")
+    recording = chat.recording()
+    calls = ByContent(recording)
+    first, second = calls.unasked()
+    recording.answer(first)
+    assert calls.take(_chat()) is second
+
+
+def test_headers_of_a_model_call_are_compared() -> None:
+    chat = Chat()
+    seq = chat.ask("yes")
+    meta = {"transport": "http", "requestHeaders": {"anthropic-beta": "one"}}
+    chat.events[seq] = summed(msgspec.structs.replace(chat.events[seq], meta=meta))
+    code = Code(chat)
+    code.invoker.answer_tool(_chat())
+    start = {"kind": "llm", "name": "llm", "request": {"model": "m", "messages": []}, "digest": "d", "nth": 0}
+    sent = {**start, "providerRequest": {"stream": False}}
+    code.observer.see([Seen("call.started", site(), sent, {**meta, "requestHeaders": {"anthropic-beta": "two"}})])
+    [changed] = code.observer.divergences
+    assert [diff.path for diff in changed.fields] == ["$.headers['anthropic-beta'][0]"]
+
+
+def test_one_credential_stands_for_one_of_the_recording() -> None:
+    app = memory_app()
+    tokens = [f"sk-test-{letter * 36}" for letter in ("Zx9", "Qw7")]
+    recorded = _seen_from_outside(app, *(f"{what} {tokens[0]}" for what in ("use", "keep")))
+
+    def again(first: str, second: str) -> Any:
+        function = _asking(f"use {first}", f"keep {second}")
+        return antiphon.replay(recorded, app=app, mode="strict", function=function)
+
+    assert again(tokens[1], tokens[1]).passed  # another machine has another one
+    mixed = again(tokens[1], tokens[0])
+    assert not mixed.passed
+    assert mixed.divergences[0]["note"] == "recorded with another credential"
 
 
 def _seen_from_outside(app: antiphon.Antiphon, *texts: str) -> Any:
