@@ -147,8 +147,13 @@ class _NoRoom(schema.Connection):
 
     full = False
 
-    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
-        if not self.in_transaction:
+    def cursor(self, factory: Any = None) -> Any:
+        return super().cursor(_Limited)
+
+
+class _Limited(sqlite3.Cursor):
+    def execute(self, sql: str, *arguments: Any) -> Any:
+        if not self.connection.in_transaction:
             super().execute(f"PRAGMA max_page_count = {1 if _NoRoom.full else 1_000_000}")
         return super().execute(sql, *arguments)
 

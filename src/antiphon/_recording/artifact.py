@@ -233,10 +233,8 @@ class Seal:
         self._hash = hashlib.sha256()
 
     def line(self, event: Event) -> bytes:
-        """The line of the next event."""
-        wire = event.to_wire()
-        wire.pop("run")
-        line = dump(wire)
+        """The line of the next event; what is nested too deeply for it is cut."""
+        line = dump(wire_of(event))
         self.take(line)
         return line
 
@@ -250,6 +248,13 @@ class Seal:
 
     def to_wire(self) -> dict[str, Any]:
         return {"events": self.count, "sha256": self.digest, "manifest": self._manifest}
+
+
+def wire_of(event: Event) -> dict[str, Any]:
+    """The event as the document holds it."""
+    wire = event.to_wire()
+    wire.pop("run")
+    return wire
 
 
 def _lines(out: IO[bytes], entries: Iterable[bytes]) -> None:

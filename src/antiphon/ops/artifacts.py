@@ -312,7 +312,9 @@ def _checked(app: Antiphon, told: Told, path: Path) -> artifact.Document:
     events = []
     try:
         for number, event in enumerate(told.events):
-            events.append(artifact.check_event(seal.line(event), manifest.id, number, str(path)))
+            line = orjson.dumps(artifact.wire_of(event))  # nothing is cut: what cannot be written is refused
+            seal.take(line)
+            events.append(artifact.check_event(line, manifest.id, number, str(path)))
     except _ODD as error:
         raise _odd(path, error) from error
     return artifact.Document(manifest, lambda: events, False, told.digest or seal.digest, seal.count, foreign=True)
