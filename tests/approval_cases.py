@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from copy import copy
 from itertools import count
@@ -265,6 +266,7 @@ def withdrawn_before(desk: Desk) -> None:
 def expired_approval(desk: Desk) -> None:
     desk.declare(approval_ttl=0.001)
     approval = desk.asked()
+    _let_pass(2)
     with pytest.raises(InvalidInput, match="is over"):
         desk.decide(approval)
     assert desk.asked() != approval
@@ -834,6 +836,12 @@ def check_flows(store: Callable[[], Store], face: str, number: int = 500) -> int
         assert len(desk.ran) == 1, (flow.__name__, n, desk.ran)
     desk.close()
     return number
+
+
+def _let_pass(milliseconds: int) -> None:
+    over = time.time_ns() + milliseconds * 1_000_000
+    while time.time_ns() < over:
+        pass
 
 
 def _backdate(desk: Desk, approval: str) -> None:

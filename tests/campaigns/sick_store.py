@@ -27,6 +27,8 @@ from tests.unit.gateway.kit import envelope
 
 DEADLINE_S = 1.0
 WORKERS = 8
+PAUSE_S = 0.05
+"""After a refusal: each refused order is delivered again in the end, to a store that writes every call to its disk."""
 
 
 class Load:
@@ -72,7 +74,7 @@ class Load:
             began = time.monotonic()
             self.took(order, began, gateway.execute(self.wire(order, self.deadline_s)))
             if not self.answers[order].ok:
-                time.sleep(0.005)
+                time.sleep(PAUSE_S)
 
     async def work_async(self, gateway: AsyncGateway) -> None:
         while not self.stop.is_set():
@@ -80,7 +82,7 @@ class Load:
             began = time.monotonic()
             self.took(order, began, await gateway.execute(self.wire(order, self.deadline_s)))
             if not self.answers[order].ok:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(PAUSE_S)
 
 
 def _server(kind: str) -> Server:
