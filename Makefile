@@ -1,7 +1,7 @@
 # Antiphon: `make demo` and `make test` work from a fresh clone with Python 3.11+, make and git.
 
 PYTHON ?= python3
-JOBS   ?= 6
+JOBS   ?= 5
 VENV   := .venv
 PY     := $(VENV)/bin/python
 UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
