@@ -55,9 +55,7 @@ def leaf_at(document: Any, pointer: str) -> Any:
 
 def text_at(document: Any, mask: Mask) -> str:
     """The text that a mask covers; empty if there is none."""
-    leaf: Any = names_of(mask.pointer)[-1:] if mask.key else leaf_at(document, mask.pointer)
-    if mask.key:
-        leaf = leaf[0] if leaf else ""
+    leaf: Any = (names_of(mask.pointer) or [""])[-1] if mask.key else leaf_at(document, mask.pointer)
     if type(leaf) is int:
         leaf = str(leaf)
     return leaf[mask.start : mask.start + mask.length] if isinstance(leaf, str) else ""

@@ -292,7 +292,7 @@ class Redactor:
             return None if replaced is text else (replaced.encode("utf-8", "surrogateescape"), None, None)
         if redacted is value:
             return None
-        return self._written(document, value, redacted), value, redacted
+        return written(document, value, redacted), value, redacted
 
     def _walked(self, value: Any, causes: int) -> Any:
         """*value* without secrets; one that is found near the end is also looked for at the beginning."""
@@ -302,14 +302,6 @@ class Redactor:
         if known is not None and len(known.values) != learnt:
             redacted = self._walk(value, causes | KNOWN)
         return redacted
-
-    @staticmethod
-    def _written(document: bytes, value: Any, redacted: Any) -> bytes:
-        """In place: everything but the stand-ins is kept as written, including white space, numbers and escapes."""
-        if _dumps(value) == document:
-            return _dumps(redacted)
-        spliced = splice(document.decode("utf-8", "surrogatepass"), value, redacted)
-        return _dumps(redacted) if spliced is None else spliced.encode("utf-8", "surrogatepass")
 
     def leaves(self, value: Any, pointer: str = "") -> Iterator[tuple[str, str, str]]:
         """Each secret of JSON-like *value* as (JSON pointer, kind, secret): for tools that report, never for logs."""
@@ -577,12 +569,11 @@ class Redactor:
             try:
                 inner = _loads(text.encode())
                 redacted = self._walk(inner, found)
+                spliced = text if redacted is inner else splice(text, inner, redacted)
             except (ValueError, RecursionError):
-                return self._plain(text, found, entropy=entropy)
-            if redacted is inner:
-                return text
-            spliced = splice(text, inner, redacted)
-            return self._plain(text, found, entropy=entropy) if spliced is None else spliced
+                spliced = None
+            if spliced is not None:
+                return spliced
         return self._plain(text, found, entropy=entropy)
 
     def _plain(self, text: str, causes: int, *, entropy: bool) -> str:
@@ -706,6 +697,14 @@ def _loads(document: bytes) -> Any:
             if start == 0 or document[start - 1] in b":,[- \t\r\n":  # else it is inside a text, as account numbers are
                 return json.loads(document)
     return orjson.loads(document)
+
+
+def written(document: bytes, value: Any, redacted: Any) -> bytes:
+    """In place: everything but the stand-ins is kept as written, including white space, numbers and escapes."""
+    if _dumps(value) == document:
+        return _dumps(redacted)
+    spliced = splice(document.decode("utf-8", "surrogatepass"), value, redacted)
+    return _dumps(redacted) if spliced is None else spliced.encode("utf-8", "surrogatepass")
 
 
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")

@@ -83,21 +83,24 @@ def _scan_file(file: Path, redactor: Redactor) -> Iterable[tuple[str, str, str]]
 
 def _scan_text(file: Path, document: bytes | None, redactor: Redactor) -> Iterable[tuple[str, str, str]]:
     """Findings in a text; *document* is its content unless it is large."""
-    if document is not None:
-        if not redactor.may_hold(document):
-            return ()
-        if document.lstrip()[:1] in (b"{", b"["):
-            try:
-                value = orjson.loads(document)
-            except orjson.JSONDecodeError:
-                pass
-            else:
-                known = _pseudonyms(_exported_events(value))
-                for event in _exported_events(value):  # for these, the name of a kind is no secret
-                    if isinstance(event, dict) and isinstance(event.get("meta"), dict):
-                        event["meta"].pop(PSEUDONYMS, None)
-                return _without_pseudonyms(redactor.leaves(value), known)
-    return _scan_lines(file, redactor)
+    if document is not None and not redactor.may_hold(document):
+        return ()
+    value = None if document is None else _parsed(document)
+    if value is None:
+        return _scan_lines(file, redactor)
+    known = _pseudonyms(_exported_events(value))
+    for event in _exported_events(value):  # for these, the name of a kind is no secret
+        if isinstance(event, dict) and isinstance(event.get("meta"), dict):
+            event["meta"].pop(PSEUDONYMS, None)
+    return _without_pseudonyms(redactor.leaves(value), known)
+
+
+def _parsed(data: bytes) -> Any:
+    """A JSON document, or one on a line; ``None`` for any other text."""
+    if data.lstrip()[:1] in (b"{", b"["):
+        with contextlib.suppress(orjson.JSONDecodeError):
+            return orjson.loads(data)
+    return None
 
 
 def _seal_keys(file: Path) -> list[tuple[str, str, str]]:
@@ -181,14 +184,16 @@ def _scan_rows(file: Path) -> Iterator[tuple[str, str, str]]:
             for value in row:
                 text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
                 if isinstance(text, str):
-                    for kind, secret in _tokens(without_escapes(text)):
+                    for _, kind, secret in _tokens(text):
                         yield f"table {table}, row {number}", kind, secret
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
+def _tokens(text: str) -> Iterator[tuple[int, str, str]]:
+    """Where tokens of an unmistakable format begin, their kind and text."""
+    plain = without_escapes(text)
     for pattern in (TOKENS, PRIVATE_KEY):
-        for match in pattern().finditer(text):
-            yield match.lastgroup or "private_key", match[0]
+        for match in pattern().finditer(plain):
+            yield match.start(), match.lastgroup or "private_key", match[0]
 
 
 def _pseudonyms(events: Iterable[Any]) -> set[str]:
@@ -230,16 +235,12 @@ def _scan_lines(file: Path, redactor: Redactor) -> Iterator[tuple[str, str, str]
                 continue
             if not redactor.may_hold(raw):
                 continue
-            if text.lstrip()[:1] in ("{", "["):
-                try:
-                    value: Any = orjson.loads(raw)
-                except orjson.JSONDecodeError:
-                    pass
-                else:
-                    for pointer, kind, secret in redactor.leaves(value):
-                        yield f"line {number} {pointer}", kind, secret
-                    continue
-            yield from _in_text(text, f"line {number}", redactor)
+            value = _parsed(raw)
+            if value is None:
+                yield from _in_text(text, f"line {number}", redactor)
+                continue
+            for pointer, kind, secret in redactor.leaves(value):
+                yield f"line {number} {pointer}", kind, secret
     if armour:
         yield from _in_text("".join(armour), f"line {armour_line}", redactor)
 
@@ -258,13 +259,11 @@ def _scan_binary(file: Path) -> Iterator[tuple[str, str, str]]:
         while block := stream.read(_BLOCK):
             data = kept + block
             for run in _TEXT.finditer(data):
-                text = without_escapes(run[0].decode("ascii"))
-                for pattern in (TOKENS, PRIVATE_KEY):
-                    for match in pattern().finditer(text):
-                        place = base + run.start() + match.start()
-                        if place not in seen:
-                            seen.add(place)
-                            yield f"byte {place}", match.lastgroup or "private_key", match[0]
+                for start, kind, secret in _tokens(run[0].decode("ascii")):
+                    place = base + run.start() + start
+                    if place not in seen:
+                        seen.add(place)
+                        yield f"byte {place}", kind, secret
             kept = data[-_OVERLAP:]
             base += len(data) - len(kept)
 

@@ -133,13 +133,8 @@ def _escaped(raw: str, secret: str, new: str) -> str:
 
 
 def _unicode(char: str) -> str:
-    return "".join(
-        f"\\u{int.from_bytes(pair, 'big'):04x}" for pair in _pairs(char.encode("utf-16-be", "surrogatepass"))
-    )
-
-
-def _pairs(data: bytes) -> Iterator[bytes]:
-    return (data[at : at + 2] for at in range(0, len(data), 2))
+    units = char.encode("utf-16-be", "surrogatepass").hex(" ", 2)
+    return "".join(f"\\u{unit}" for unit in units.split())
 
 
 def _leaves(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:

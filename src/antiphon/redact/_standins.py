@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import orjson
 
+from antiphon.redact._detect import luhn
 from antiphon.redact._rules import CONSTANT_KINDS, placeholder
 
 _ATTEMPTS, _TRIES = 512, 8
@@ -322,11 +323,7 @@ def _set_check_digit(new: list[str]) -> None:
         return
     for digit in "0123456789":
         new[places[-5]] = digit
-        total = 0
-        for position, at in enumerate(reversed(places)):
-            value = int(new[at]) * (1 + position % 2)
-            total += value - 9 if value > 9 else value
-        if total % 10 == 0:
+        if luhn("".join(new[at] for at in places)):
             return
 
 

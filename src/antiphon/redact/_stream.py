@@ -18,8 +18,8 @@ from typing import Any, AnyStr, NamedTuple
 import orjson
 
 from antiphon.canonical import writable_json
-from antiphon.redact._redactor import Redactor
-from antiphon.redact._splice import Masked, Piece, splice
+from antiphon.redact._redactor import Redactor, written
+from antiphon.redact._splice import Masked, Piece
 from antiphon.redact._tokens import deferred
 
 _TRY_AFTER = 1024
@@ -400,13 +400,8 @@ class EventChunks:
             if isinstance(stretch.value, str):
                 clean = clean[_TEXT]
             if clean != stretch.value:
-                stretch.new = clean.encode() if stretch.plain else self._written(stretch, clean)
+                stretch.new = clean.encode() if stretch.plain else written(stretch.text, stretch.value, clean)
             stretch.value = None
-
-    @staticmethod
-    def _written(stretch: _Stretch, clean: Any) -> bytes:
-        spliced = splice(stretch.text.decode("utf-8", "surrogatepass"), stretch.value, clean)
-        return orjson.dumps(clean) if spliced is None else spliced.encode("utf-8", "surrogatepass")
 
     def _release(self) -> list[Any]:
         end = self._waiting[0].start if self._waiting else self._read

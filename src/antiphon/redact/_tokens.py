@@ -26,6 +26,9 @@ _LONGEST_PART_MEAN = 3.0
 _LONGEST_NAME_PART = 12
 
 
+_compiled = functools.cache(re.compile)
+
+
 def deferred(source: str) -> Callable[[], re.Pattern[str]]:
     """``pattern()`` is the compiled *source*, compiled on first use: most processes never see a secret."""
     return functools.cache(functools.partial(re.compile, source))
@@ -149,10 +152,10 @@ _NAMES = r"(?:db_?|user_?|api_?)?(?:password|passwd|pwd|passphrase|secret|token|
 
 
 class Form(NamedTuple):
-    """A pattern whose group ``secret`` is a secret of *kind*."""
+    """A pattern whose group ``secret`` is a secret of *kind*; compiled on first use."""
 
     words: tuple[str, ...]
-    pattern: Callable[[], re.Pattern[str]]
+    source: str
     kind: str
     personal: bool = False
 
@@ -160,78 +163,59 @@ class Form(NamedTuple):
 FORMS = (
     Form(
         ("mysql",),
-        deferred(r"\bmysql[a-z]*\b[^\n]{0,200}?[\s\"']-p(?P<secret>[^\s'\"-](?:(?!\\*[\"']\s*[],])\S){2,})"),
+        r"\bmysql[a-z]*\b[^\n]{0,200}?[\s\"']-p(?P<secret>[^\s'\"-](?:(?!\\*[\"']\s*[],])\S){2,})",
         "password",
     ),
     Form(
         ("sshpass",),
-        deferred(rf"\bsshpass(?:\s+|{COMMA}\\*[\"'])-p(?:\s*|{COMMA}\\*)['\"]?(?P<secret>{_ARGUMENT}{{3,}})"),
+        rf"\bsshpass(?:\s+|{COMMA}\\*[\"'])-p(?:\s*|{COMMA}\\*)['\"]?(?P<secret>{_ARGUMENT}{{3,}})",
         "password",
     ),
-    Form(
-        (":",),
-        deferred(r"(?m)^[\w.*-]+:(?:[0-9]{2,5}|\*):[\w.*-]+:[\w.*-]+:(?P<secret>[^\s:]{4,})$"),
-        "password",
-    ),
+    Form((":",), r"(?m)^[\w.*-]+:(?:[0-9]{2,5}|\*):[\w.*-]+:[\w.*-]+:(?P<secret>[^\s:]{4,})$", "password"),
     Form(
         ("pass", "secret", "token", "key"),
-        deferred(
-            rf"(?im)^[ \t-]*{_NAMES}[ \t]*:[ \t]*(?:[|>][+-]?)?[ \t]*\n[ \t]+(?P<secret>[^\s:#-][^\s:]{{3,}})[ \t]*$"
-        ),
+        rf"(?im)^[ \t-]*{_NAMES}[ \t]*:[ \t]*(?:[|>][+-]?)?[ \t]*\n[ \t]+(?P<secret>[^\s:#-][^\s:]{{3,}})[ \t]*$",
         "password",
     ),
     Form(
         ("<",),
-        deferred(rf"(?i)<(?P<tag>[\w.:-]*{_NAMES})(?:\s[^<>]*)?>(?P<secret>[^<>\s][^<>]{{2,200}}?)</(?P=tag)>"),
+        rf"(?i)<(?P<tag>[\w.:-]*{_NAMES})(?:\s[^<>]*)?>(?P<secret>[^<>\s][^<>]{{2,200}}?)</(?P=tag)>",
         "password",
     ),
     Form(
         ("value=",),
-        deferred(rf"(?i)\b(?:key|name)=[\"'][\w.:-]*{_NAMES}[\"']\s+value=[\"'](?P<secret>[^\"']{{3,}})[\"']"),
+        rf"(?i)\b(?:key|name)=[\"'][\w.:-]*{_NAMES}[\"']\s+value=[\"'](?P<secret>[^\"']{{3,}})[\"']",
         "api_key",
     ),
     Form(
         tuple(_WORDS.split("|")),
-        deferred(
-            rf"(?i)(?:{_WORDS})[\"']?\s*(?:[:=：]|\b(?:ist|es|est|lautet)\b)\s*[\"']?(?P<secret>[^\s\"',;]{{3,}})"
-        ),
+        rf"(?i)(?:{_WORDS})[\"']?\s*(?:[:=：]|\b(?:ist|es|est|lautet)\b)\s*[\"']?(?P<secret>[^\s\"',;]{{3,}})",
         "password",
     ),
-    Form(
-        ("jdbc:oracle",), deferred(r"(?i)jdbc:oracle:[a-z]+:[^\s/@:]{1,64}/(?P<secret>[^\s@]{1,128})@"), "url_password"
-    ),
-    Form(("code=",), deferred(r"[?&]code=(?P<secret>[A-Za-z0-9._~%/+-]{10,512})"), "oauth_code"),
+    Form(("jdbc:oracle",), r"(?i)jdbc:oracle:[a-z]+:[^\s/@:]{1,64}/(?P<secret>[^\s@]{1,128})@", "url_password"),
+    Form(("code=",), r"[?&]code=(?P<secret>[A-Za-z0-9._~%/+-]{10,512})", "oauth_code"),
     Form(
         ("password", "passcode", "passphrase"),
-        deferred(
-            r"(?i)\b(?:password|passcode|passphrase)\s+(?:is|was|to|will be)\s+[\"'`]?"
-            + _NOT_A_WORD
-            + r"(?P<secret>[^\s\"'`,]{4,}[^\s\"'`,.;!?)])"
-        ),
+        r"(?i)\b(?:password|passcode|passphrase)\s+(?:is|was|to|will be)\s+[\"'`]?"
+        + _NOT_A_WORD
+        + r"(?P<secret>[^\s\"'`,]{4,}[^\s\"'`,.;!?)])",
         "password",
     ),
     Form(
         ("password", "identified"),
-        deferred(
-            r"(?i)\b(?:with\s+(?:encrypted\s+)?password|identified\s+by|set\s+password(?:\s+for\s+\S+)?\s*=)\s+"
-            r"'(?P<secret>[^'\n]{1,200})'"
-        ),
+        r"(?i)\b(?:with\s+(?:encrypted\s+)?password|identified\s+by|set\s+password(?:\s+for\s+\S+)?\s*=)\s+"
+        r"'(?P<secret>[^'\n]{1,200})'",
         "password",
     ),
     Form(
         ("passport", "reisepass", "pasaporte", "passeport"),
-        deferred(
-            r"(?i:passport|reisepass|pasaporte|passeport)(?i:\s*(?:no|nr|number|num|nummer|número))?[.:#]?\s*(?i:is\s+)?"
-            r"(?P<secret>[A-Z]{0,2}[0-9]{6,9}|[A-Z][0-9A-Z]{8})(?![A-Za-z0-9])"
-        ),
+        r"(?i:passport|reisepass|pasaporte|passeport)(?i:\s*(?:no|nr|number|num|nummer|número))?[.:#]?\s*(?i:is\s+)?"
+        r"(?P<secret>[A-Z]{0,2}[0-9]{6,9}|[A-Z][0-9A-Z]{8})(?![A-Za-z0-9])",
         "passport",
         True,
     ),
     Form(
-        ("-",),
-        deferred(r"(?<![0-9-])(?P<secret>(?!000|666|9)[0-9]{3}-(?!00)[0-9]{2}-(?!0000)[0-9]{4})(?![0-9-])"),
-        "ssn",
-        True,
+        ("-",), r"(?<![0-9-])(?P<secret>(?!000|666|9)[0-9]{3}-(?!00)[0-9]{2}-(?!0000)[0-9]{4})(?![0-9-])", "ssn", True
     ),
 )
 QUICK = (
@@ -251,7 +235,7 @@ def find(text: str, *, secrets: bool, personal: bool) -> Iterator[tuple[int, int
     lowered = text.lower()
     for form in FORMS:
         if (personal if form.personal else secrets) and any(word in lowered for word in form.words):
-            for match in form.pattern().finditer(text):
+            for match in _compiled(form.source).finditer(text):
                 yield *match.span("secret"), form.kind
     if secrets:
         if "\n" in text and ("pass" in lowered or "secret" in lowered or "token" in lowered or "key" in lowered):
