@@ -1,13 +1,13 @@
 """The metrics: one table for the built-in registry, Prometheus, OpenTelemetry, the alert rules and the docs (R11).
 
-Label values are bounded in number and length, and free of secrets (R14); :func:`count` updates metrics from events.
+Label values are bounded in number and length, and free of secrets (R14).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 Type = Literal["counter", "gauge", "histogram"]
 
@@ -104,44 +104,10 @@ class Labels:
             return self._known[value]
 
 
-def tool_of_breaker(key: str) -> str:
-    """The ``tool`` label of a breaker: the tool's name for a tool's own, the key for others (``dependency/…``)."""
-    return key.removeprefix("tool/")
-
-
 Counts = Mapping[tuple[str, str], int]
 """Live claim records by (tool, state), as returned by :meth:`antiphon.ports.SyncJournal.counts`."""
 Values = Mapping[tuple[str, ...], float]
 """Values of a gauge by its labels."""
-
-
-class Sink(Protocol):
-    """Counts events. The gateway calls it directly; :func:`count` feeds it from the generic port."""
-
-    def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None: ...
-
-    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
-        """:meth:`call_ended` for one tool, status and scope: looked up once, then called often with a duration.
-
-        With *hit* the calls were answered from a claim in that state, and are also counted as hits (:meth:`hit`).
-        """
-
-    def retried(self, tool: str, reason: str) -> None: ...
-
-    def hit(self, tool: str, state: str) -> None: ...
-
-    def undone(self, tool: str, state: str) -> None: ...
-
-    def breaker(self, key: str, before: str, after: str) -> None: ...
-
-    def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
-        """A tool was registered: its scope and effect, and how long its records are kept."""
-
-    def dedupe(self, counts: Counts) -> None:
-        """A sample of the claim store, taken by whoever exposes the metrics."""
-
-    def sampled(self, metric: Metric, values: Values) -> None:
-        """The current values of a gauge; labels that are no longer present become 0."""
 
 
 def tool_name(fields: Mapping[str, Any]) -> str:
@@ -149,22 +115,6 @@ def tool_name(fields: Mapping[str, Any]) -> str:
     namespace = fields.get("toolNamespace")
     name = str(fields.get("toolName", ""))
     return f"{namespace}/{name}" if namespace else name
-
-
-def count(sink: Sink, event: str, fields: Mapping[str, Any]) -> None:
-    """Update *sink* from an event of the generic port."""
-    if event in ("tool_call_end", "tool_call_blocked"):
-        tool = tool_name(fields)
-        status = str(fields.get("status") or fields.get("state") or "error")
-        sink.call_ended(tool, status, str(fields.get("scope") or "session"), float(fields.get("elapsedMs") or 0.0))
-        if fields.get("fromCache"):
-            sink.hit(tool, "done" if status == "success" else "failed")
-    elif event == "tool_call_retry":
-        sink.retried(tool_name(fields), str(fields.get("errorCode") or fields.get("reason") or "unknown"))
-    elif event == "tool_call_undo":
-        sink.undone(tool_name(fields), str(fields.get("state", "")))
-    elif event == "tool_call_circuit_state":
-        sink.breaker(str(fields.get("toolName", "")), str(fields.get("fromState", "")), str(fields.get("toState", "")))
 
 
 def of_claims(counts: Counts, scopes: Mapping[str, str]) -> dict[Metric, dict[tuple[str, ...], float]]:
@@ -186,7 +136,7 @@ def of_claims(counts: Counts, scopes: Mapping[str, str]) -> dict[Metric, dict[tu
 
 
 class Counter:
-    """A sink that maps values to labels; subclasses store the counts."""
+    """Counts what the gateway reports, by bounded labels; subclasses store the counts."""
 
     def __init__(self, max_tools: int, clean: Callable[[str], str]) -> None:
         self._tool = Labels(max_tools, clean)
@@ -211,7 +161,10 @@ class Counter:
         (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
 
     def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
-        """:meth:`call_ended` for one tool, status and scope: looked up once, then called often."""
+        """:meth:`call_ended` for one tool, status and scope: looked up once, then called often with a duration.
+
+        With *hit* the calls were answered from a claim in that state, and are also counted as hits (:meth:`hit`).
+        """
         label = self._tool(tool)
         known = status if status in STATUSES else OTHER
         place = scope if scope in SCOPES else OTHER
@@ -234,7 +187,7 @@ class Counter:
 
     def breaker(self, key: str, before: str, after: str) -> None:
         """Count a state change of a breaker."""
-        tool = self._tool(tool_of_breaker(key))
+        tool = self._tool(key.removeprefix("tool/"))  # a tool's own is labelled with its name, others with their key
         self._add(TRANSITIONS, 1, tool, before, after)
         for state in BREAKER_STATES:
             self._set(BREAKER, float(state == after), tool, state)
@@ -266,7 +219,19 @@ class Counter:
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         """The generic port, for callers that have events and no direct access."""
-        count(self, event, fields)
+        if event in ("tool_call_end", "tool_call_blocked"):
+            tool = tool_name(fields)
+            status = str(fields.get("status") or fields.get("state") or "error")
+            self.call_ended(tool, status, str(fields.get("scope") or "session"), float(fields.get("elapsedMs") or 0.0))
+            if fields.get("fromCache"):
+                self.hit(tool, "done" if status == "success" else "failed")
+        elif event == "tool_call_retry":
+            self.retried(tool_name(fields), str(fields.get("errorCode") or fields.get("reason") or "unknown"))
+        elif event == "tool_call_undo":
+            self.undone(tool_name(fields), str(fields.get("state", "")))
+        elif event == "tool_call_circuit_state":
+            before, after = str(fields.get("fromState", "")), str(fields.get("toState", ""))
+            self.breaker(str(fields.get("toolName", "")), before, after)
 
 
 def labelled(values: Values, metric: Metric, label: Callable[[str], str]) -> dict[tuple[str, ...], float]:

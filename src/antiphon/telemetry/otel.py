@@ -94,7 +94,7 @@ class OtelListener:
         else:
             self._note(event, fields)
         if self._metrics is not None:
-            schema.count(self._metrics, event, fields)
+            self._metrics.emit(event, fields)
 
     def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
         """A tool was registered."""
