@@ -222,18 +222,12 @@ class LocalObjects:
             self._write(name, lambda file: shutil.copyfileobj(source, file, 1 << 20))
 
     def get(self, name: str) -> bytes:
-        try:
+        with self._reach(name):
             return self.path(name).read_bytes()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise NotFound(f"No object {name!r} in {self.folder}.") from None
-        except OSError as error:
-            raise self._trouble(error) from error
 
     def written_ms(self, name: str) -> int:
-        try:
+        with self._reach(name):
             return self.path(name).stat().st_mtime_ns // 1_000_000
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotFound(f"No object {name!r} in {self.folder}.") from None
 
     def put_once(self, name: str, data: bytes) -> None:
         try:
@@ -244,24 +238,12 @@ class LocalObjects:
         self.put(name, data)  # new, or damaged since it was written
 
     def move(self, name: str, to: str) -> None:
-        source, target = self.path(name), self.path(to)
-        try:
-            new_folders = _missing(target.parent)
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            source.replace(target)
-            _flush_all(target, new_folders)
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotFound(f"No object {name!r} in {self.folder}.") from None
-        except OSError as error:
-            raise self._trouble(error) from error
+        with self._reach(name):
+            _place(self.path(name), self.path(to))
 
     def delete(self, name: str) -> None:
-        try:
-            self.path(name).unlink(missing_ok=True)
-        except NotADirectoryError:
-            return
-        except OSError as error:
-            raise self._trouble(error) from error
+        with contextlib.suppress(NotFound), self._reach(name):
+            self.path(name).unlink()
 
     def names(self, prefix: str = "") -> Iterator[str]:
         top = self.path(prefix.rstrip("/")) if prefix else self.folder
@@ -277,18 +259,15 @@ class LocalObjects:
         unfinished = self.folder / _UNFINISHED / uuid.uuid4().hex
         try:
             self._prepare(unfinished.parent)
-            new_folders = _missing(target.parent)
-            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
                 with os.fdopen(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                     fill(file)
                     file.flush()
                     os.fsync(file.fileno())
-                unfinished.replace(target)
+                _place(unfinished, target)
             except BaseException:
                 unfinished.unlink(missing_ok=True)
                 raise
-            _flush_all(target, new_folders)
         except OSError as error:
             raise self._trouble(error) from error
 
@@ -302,6 +281,16 @@ class LocalObjects:
                 if left.stat().st_mtime < oldest:
                     left.unlink()
         self._ready = True
+
+    @contextlib.contextmanager
+    def _reach(self, name: str) -> Iterator[None]:
+        """Raise what the file system says about an object as :class:`Objects` has it."""
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise NotFound(f"No object {name!r} in {self.folder}.") from None
+        except OSError as error:
+            raise self._trouble(error) from error
 
     def _trouble(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(
@@ -321,18 +310,15 @@ class LocalBlobs(ContentBlobs):
         super().__init__(LocalObjects(folder), store)
 
 
-def _missing(folder: Path) -> list[Path]:
-    """The parts of a path that do not exist yet."""
-    missing = []
+def _place(source: Path, target: Path) -> None:
+    """Rename a file so that its new name, and those of new folders above it, survive a power failure."""
+    changed, folder = [target.parent], target.parent
     while not folder.exists():
-        missing.append(folder)
         folder = folder.parent
-    return missing
-
-
-def _flush_all(target: Path, new_folders: list[Path]) -> None:
-    """Make a new name, and those of new parent folders, survive a power failure."""
-    for folder in (target.parent, *(folder.parent for folder in new_folders)):
+        changed.append(folder)
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    source.replace(target)
+    for folder in changed:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)

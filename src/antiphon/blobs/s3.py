@@ -29,13 +29,6 @@ _TRIES = 3
 _NO_BUCKET = "<Code>NoSuchBucket</Code>"
 _DENIED = re.compile(r"status code: 40[13]\b")
 
-Progress = Callable[[int, int], None]
-"""Receives progress: bytes done and bytes in total."""
-
-
-def no_progress(sent: int, total: int) -> None:
-    """Ignore progress."""
-
 
 class Bucket(NamedTuple):
     """Where a bucket is and with which credentials. Without keys the environment's own credentials are used."""
@@ -119,13 +112,12 @@ class Multipart:
         endpoint = bucket.endpoint or f"https://s3.{bucket.region}.amazonaws.com"
         self._url = urlsplit(endpoint)
 
-    def upload(self, name: str, path: Path, progress: Progress = no_progress) -> None:
+    def upload(self, name: str, path: Path) -> None:
         """Send *path* as the object *name*, continuing where an earlier attempt stopped.
 
         Raises :class:`~antiphon.errors.NotFound` if another process ends that upload meanwhile.
         """
-        total = path.stat().st_size
-        size = max(PART_BYTES, math.ceil(total / _MOST_PARTS / PART_BYTES) * PART_BYTES)
+        size = max(PART_BYTES, math.ceil(path.stat().st_size / _MOST_PARTS / PART_BYTES) * PART_BYTES)
         upload = self._unfinished(name)
         there = self._parts(name, upload) if upload else {}
         upload = upload or self._start(name)
@@ -138,7 +130,6 @@ class Multipart:
                     query = {"partNumber": str(number), "uploadId": upload}
                     tag = self._ask("PUT", name, query, part).headers.get("etag", tag)
                 tags.append(tag)
-                progress(min(number * size, total), total)
         self._finish(name, upload, tags)
 
     def _unfinished(self, name: str) -> str | None:
@@ -262,12 +253,12 @@ class S3Objects:
         if not new and not self._holds(name, io.BytesIO(data)):
             self.put(name, data)
 
-    def put_file(self, name: str, path: Path, progress: Progress = no_progress) -> None:
+    def put_file(self, name: str, path: Path) -> None:
         """Upload a file; one larger than a part is sent in parts, and an interrupted upload is resumed."""
         if path.stat().st_size <= PART_BYTES:
             self.put(name, path.read_bytes())
         elif self.bucket.access_key and not _behind_proxy(self.bucket.endpoint):
-            self._upload(name, path, progress)
+            self._upload(name, path)
         else:  # a role has no key to sign parts with, and the library handles proxies: in parts, from the start
             self._do(lambda obstore, store: obstore.put(store, name, path, chunk_size=PART_BYTES))
 
@@ -293,11 +284,11 @@ class S3Objects:
             for entry in page:
                 yield entry["path"]
 
-    def _upload(self, name: str, path: Path, progress: Progress) -> None:
+    def _upload(self, name: str, path: Path) -> None:
         """In parts; an upload that another process completed counts if the object is what was to be sent."""
         for _ in range(_TRIES):
             try:
-                return Multipart(self.bucket, self._timeout).upload(self._full(name), path, progress)
+                return Multipart(self.bucket, self._timeout).upload(self._full(name), path)
             except NotFound:
                 with path.open("rb") as file:
                     if self._holds(name, file):
