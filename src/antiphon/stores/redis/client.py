@@ -45,49 +45,37 @@ MOVING: Final = "moving"
 """The reason for an error about one slot: the others work, and the command was certainly not executed."""
 
 _TOO_FEW_RIGHTS: Final = (
+    "permission",
     "does not allow this user what the store needs",
     "The rules it takes are in docs/how-to/run-a-fleet-redis.md.",
 )
-_MOVES: Final = ("is a Cluster that is moving a slot", "Try again in a moment.")
+_MOVES: Final = (MOVING, "is a Cluster that is moving a slot", "Try again in a moment.")
 _MEANING: Final = {
-    "NOAUTH": ("requires a password", "Put user and password into the URL."),
-    "WRONGPASS": ("refused user or password", "Check user and password in the URL."),
-    "ERR invalid password": ("refused the password", "Check the password in the URL."),
-    "ERR AUTH": ("does not use a password", "Remove the password from the URL."),
+    "NOAUTH": ("permission", "requires a password", "Put user and password into the URL."),
+    "WRONGPASS": ("permission", "refused user or password", "Check user and password in the URL."),
+    "ERR invalid password": ("permission", "refused the password", "Check the password in the URL."),
+    "ERR AUTH": ("permission", "does not use a password", "Remove the password from the URL."),
     "NOPERM": _TOO_FEW_RIGHTS,
     "ERR ACL failure": _TOO_FEW_RIGHTS,
-    "READONLY": ("is a read-only replica", "Give the address of the primary, or of the Sentinels."),
-    "OOM": ("is full (maxmemory)", "Raise maxmemory; the policy must stay noeviction."),
-    "MISCONF": ("refuses writes because it cannot write its snapshot", "Look at the server's log and disk."),
-    "LOADING": ("is still loading its data", "Try again in a moment."),
-    "CLUSTERDOWN": ("is a Cluster that is down", "Check CLUSTER INFO."),
-    "MASTERDOWN": ("has lost its primary", "Look at the replication state."),
-    "NOREPLICAS": ("has too few replicas to accept writes", "Look at the replication state."),
+    "READONLY": ("readonly", "is a read-only replica", "Give the address of the primary, or of the Sentinels."),
+    "OOM": ("full", "is full (maxmemory)", "Raise maxmemory; the policy must stay noeviction."),
+    "MISCONF": ("full", "refuses writes because it cannot write its snapshot", "Look at the server's log and disk."),
+    "LOADING": ("", "is still loading its data", "Try again in a moment."),
+    "CLUSTERDOWN": ("", "is a Cluster that is down", "Check CLUSTER INFO."),
+    "MASTERDOWN": ("", "has lost its primary", "Look at the replication state."),
+    "NOREPLICAS": ("", "has too few replicas to accept writes", "Look at the replication state."),
     "TTL exhausted": _MOVES,
     "TRYAGAIN": _MOVES,
     "ASK ": _MOVES,
-    "BUSY ": ("is busy with a script", "Look for slow scripts of others."),
-    "ERR DB index": ("does not have this database", "Check the number after the host in the URL."),
-    "ERR unknown command": ("does not know a command this store needs", "Use Redis 6.2 or newer, or Valkey."),
+    "BUSY ": ("", "is busy with a script", "Look for slow scripts of others."),
+    "ERR DB index": ("cannot_open", "does not have this database", "Check the number after the host in the URL."),
+    "ERR unknown command": (
+        "cannot_open",
+        "does not know a command this store needs",
+        "Use Redis 6.2 or newer, or Valkey.",
+    ),
 }
-
-_REASONS: Final = {
-    "NOAUTH": "permission",
-    "WRONGPASS": "permission",
-    "ERR invalid password": "permission",
-    "ERR AUTH": "permission",
-    "NOPERM": "permission",
-    "ERR ACL failure": "permission",
-    "READONLY": "readonly",
-    "OOM": "full",
-    "MISCONF": "full",
-    "ERR DB index": "cannot_open",
-    "ERR unknown command": "cannot_open",
-    "TTL exhausted": MOVING,
-    "TRYAGAIN": MOVING,
-    "ASK ": MOVING,
-}
-"""What a server that replies lacks; all other replies mean that it does not work at the moment."""
+"""What an error reply says: what the server lacks (empty: it does not work at the moment), in words, and what to do."""
 
 
 def pack(words: Words) -> bytes:
@@ -542,10 +530,9 @@ def _reply_text(error: Exception) -> str:
 def _refused(target: Target, error: Exception, was_lost: bool = False) -> StoreUnavailable:
     """An error reply in words: what it means, which setting to check."""
     text = _reply_text(error)
-    for start, (meaning, hint) in _MEANING.items():
+    for start, (reason, meaning, hint) in _MEANING.items():
         if text.startswith(start) or f" -{start}" in text:  # inside a script, older servers put words before it
-            reason = _REASONS.get(start)
-            data = {} if reason is None or (was_lost and reason == MOVING) else {"reason": reason}
+            data = {"reason": reason} if reason and not (was_lost and reason == MOVING) else {}
             return _unavailable(target, meaning, f"{hint} Look at {target.setting}.", reply=text[:200], **data)
     return _unavailable(target, f"answered: {text[:200]}", f"Look at {target.setting}.", reply=text[:200])
 
