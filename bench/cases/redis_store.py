@@ -22,7 +22,7 @@ DAY_MS = 86_400_000
 CALLERS = 64
 NAMES = Names("antiphon")
 SETTLEMENT = Settlement("done", DAY_MS, payload=b'{"status":"sent","id":"' + b"x" * 250 + b'"}', attempt_count=1)
-CLAIM, SETTLE = schema.CLAIM.digest.decode(), schema.SETTLE.digest.decode()
+CLAIM, SETTLE = schema.DIGESTS["claim"].decode(), schema.DIGESTS["settle"].decode()
 _serial = itertools.count(time.time_ns())
 
 
@@ -75,8 +75,8 @@ def settle_words(key: str, version: int) -> tuple[Any, ...]:
 
 def _load(url: str) -> None:
     with redis.Redis.from_url(url) as client:
-        for script in (schema.CLAIM, schema.SETTLE):
-            client.script_load(script.source)
+        for script in ("claim", "settle"):
+            client.script_load(schema.SOURCES[schema.DIGESTS[script]])
 
 
 def ours(url: str) -> Iterator[Callable[[], None]]:

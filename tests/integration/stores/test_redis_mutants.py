@@ -14,7 +14,7 @@ from antiphon.stores.redis import claims, schema
 from antiphon.stores.redis.claims import RedisClaims
 from antiphon.stores.redis.client import Client
 from antiphon.stores.redis.journal import AsyncRedisJournal
-from antiphon.stores.redis.schema import Names, Script
+from antiphon.stores.redis.schema import Names
 from antiphon.testing.journal_conformance import JournalConformance
 from tests.integration.stores.redis_kit import (
     RedisJournal,
@@ -36,11 +36,10 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Change one place of a script: ``plant("settle", "what stands there", "what shall stand there")``."""
 
     def change(name: str, old: str, new: str) -> None:
-        script = Script(name)
-        source = script.source.decode()
+        source = schema.SOURCES[schema.DIGESTS[name]].decode()
         assert source.count(old) >= 1, f"{name}.lua has no {old!r} any more"
-        script.load(source.replace(old, new).encode())
-        monkeypatch.setattr(schema, name.upper(), script)
+        monkeypatch.setitem(schema.DIGESTS, name, schema.DIGESTS[name])
+        schema.load(name, source.replace(old, new).encode())
 
     return change
 

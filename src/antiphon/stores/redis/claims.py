@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Begun, Claimed, ClaimRequest, ClaimTemplate, Existing, Pin, Pinned, Row, Settlement
 from antiphon.stores._common import Settling, append_each
-from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import MOVING, Client, Words
 from antiphon.stores.redis.log import RedisLog
-from antiphon.stores.redis.schema import CLEARED, Names, head_of, line_of, outcome_bytes, record_of
+from antiphon.stores.redis.schema import CLEARED, Names, evalsha, head_of, line_of, outcome_bytes, record_of
 
 SETTLE_RETRY_TIMEOUT_S = 5.0
 """An unwritten outcome makes its call unknown, so a server that is down is waited for longer."""
@@ -71,7 +70,7 @@ class RedisClaims(RedisLog):
         """Take the claim if there is none (*version* ``None``) or if it is still *version*."""
         pin = request.pin if version is None else None
         if pin is not None and self._client.slots:
-            kept = await self._client.execute(schema.PIN.call(1, *self._pin_words(pin, request.template)))
+            kept = await self._client.execute(evalsha("pin", 1, *self._pin_words(pin, request.template)))
             if int(kept) != pin[1]:
                 return Pinned(int(kept))
             pin = None
@@ -124,9 +123,9 @@ class RedisClaims(RedisLog):
             head,
         )
         if pin is None:
-            return schema.CLAIM.call(4, *keys, *values)
+            return evalsha("claim", 4, *keys, *values)
         place, *mark = self._pin_words(pin, template)
-        return schema.CLAIM.call(5, *keys, place, *values, *mark)
+        return evalsha("claim", 5, *keys, place, *values, *mark)
 
     async def _claim_and_wait(self, key: str, nonce: str, words: Words, wanted: int) -> Any:
         """A claim counts only once enough replicas have it, so that a failover cannot forget it (fail closed)."""
@@ -145,7 +144,7 @@ class RedisClaims(RedisLog):
         """Release a claim that was never dispatched; on the connection of the claim, which keeps their order."""
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
-        words = schema.RELEASE.call(3, *keys, nonce, shard.channel, key)
+        words = evalsha("release", 3, *keys, nonce, shard.channel, key)
         await (self._client.execute_and_wait(words, 0, 1) if waited else self._client.execute(words))
 
     async def _give_back(self) -> None:
@@ -170,7 +169,8 @@ class RedisClaims(RedisLog):
         nonce, life = self._client.nonce(), max(settlement.ttl_ms, 1)
         head = f" {settlement.state} {nonce} {settlement.ttl_ms} {settlement.dispatched:d} "
         outcome = outcome_bytes(settlement)
-        words = schema.SETTLE.call(
+        words = evalsha(
+            "settle",
             1,
             shard.record + key,
             key,
@@ -187,23 +187,23 @@ class RedisClaims(RedisLog):
         )
         if settled is None:  # it may be one that others have followed
             keys = (shard.history + key, shard.expiries + key)
-            settled = await self._client.execute(schema.SETTLE_EARLIER.call(2, *keys, version, nonce, head, outcome))
+            settled = await self._client.execute(evalsha("settle_earlier", 2, *keys, version, nonce, head, outcome))
         return settled
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
-        return bool(await self._client.execute(schema.ALIAS.call(3, *keys, line_of(identity), version)))
+        return bool(await self._client.execute(evalsha("alias", 3, *keys, line_of(identity), version)))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        words = schema.RENEW.call(1, self._names.shard(key).record + key, version, lease_ms)
+        words = evalsha("renew", 1, self._names.shard(key).record + key, version, lease_ms)
         worth_s = min(self._client.retry_timeout_s, lease_ms / 1000)  # retried for longer, it would be over already
         return bool(await self._client.execute(words, retry_timeout_s=worth_s))
 
     async def _flag(self, key: str, version: int) -> bool:
         """Request a notification of the next change; returns whether there is something to wait for."""
         record = self._names.shard(key).record + key
-        return bool(await self._client.execute(schema.FLAG.call(1, record, version)))
+        return bool(await self._client.execute(evalsha("flag", 1, record, version)))
 
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """A cleared record leaves the last version that it had."""
@@ -213,12 +213,12 @@ class RedisClaims(RedisLog):
     async def clear(self, key: str, version: int | None = None) -> bool:
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
-        return bool(await self._client.execute(schema.CLEAR.call(3, *keys, key, shard.channel, version or "")))
+        return bool(await self._client.execute(evalsha("clear", 3, *keys, key, shard.channel, version or "")))
 
     async def _read_many(self, key: str, identities: Sequence[str]) -> dict[str, Existing | None]:
         """The record for several identities at once."""
         shard = self._names.shard(key)
-        words = schema.READ.call(2, shard.record + key, shard.history + key, *map(line_of, identities))
+        words = evalsha("read", 2, shard.record + key, shard.history + key, *map(line_of, identities))
         now, text, owns = await self._client.execute(words)
         current = None if text is None else record_of(key, text)
         answers: dict[str, Existing | None] = {}

@@ -13,9 +13,8 @@ from typing import Any
 
 from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Cursor, Records
-from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client
-from antiphon.stores.redis.schema import CLEARED, Names, Shard, record_of, text_of
+from antiphon.stores.redis.schema import CLEARED, Names, Shard, evalsha, record_of, text_of
 
 BATCH = 128
 _EARLIEST = -1_000_000_000_000
@@ -87,7 +86,7 @@ class RedisIndex:
         calls = []
         for _, number, key in entries:
             shard = self._names.shards[number]
-            calls.append(schema.EARLIER.call(2, shard.history + key, shard.expiries + key))
+            calls.append(evalsha("earlier", 2, shard.history + key, shard.expiries + key))
         replies = await self._client.execute_many(calls)
         return [record_of(entry[2], text) for entry, reply in zip(entries, replies, strict=True) for text in reply]
 
@@ -95,7 +94,7 @@ class RedisIndex:
         numbers: Counter[tuple[str, str]] = Counter()
         async for pages in self._pages(tenant, "ZREVRANGEBYSCORE", _EARLIEST, "-inf", BATCH):
             calls = [
-                schema.COUNT.call(len(entries), *(shard.record + key for _, _, key in entries))
+                evalsha("count", len(entries), *(shard.record + key for _, _, key in entries))
                 for shard, entries, _ in pages
             ]
             for reply in await self._client.execute_many(calls):
@@ -116,7 +115,7 @@ class RedisIndex:
                 keys = [member.decode() for member in members]
                 if keys:
                     names = [name for key in keys for name in (shard.record + key, shard.history + key)]
-                    calls.append(schema.SWEEP.call(len(names) + 1, *names, shard.entries + tenant, *keys))
+                    calls.append(evalsha("sweep", len(names) + 1, *names, shard.entries + tenant, *keys))
             seen += len(calls)
             dropped += sum(await self._client.execute_many(calls))
         self._sweep_rank = last + 1 if seen else _FIRST_RANK

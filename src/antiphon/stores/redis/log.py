@@ -13,9 +13,8 @@ import msgspec
 from antiphon.contract.events import RunManifest
 from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of, manifests_of
-from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client
-from antiphon.stores.redis.schema import Names
+from antiphon.stores.redis.schema import Names, evalsha
 
 _PAGE = 200
 _SWEPT = 200
@@ -50,9 +49,8 @@ class RedisLog:
         _, name = self._names.run(run)
         nonce = self._client.nonce().encode()
         events = [b"%b\n%b\n%d\n%b" % (nonce, row.type.encode(), row.at_ms, row.body) for row in rows]
-        call = schema.APPEND.call
-        again = call(1, name, _LOOK_BACK, *events) if events else ()
-        return int(await self._client.execute(call(1, name, 0, *events), again=again))
+        again = evalsha("append", 1, name, _LOOK_BACK, *events) if events else ()
+        return int(await self._client.execute(evalsha("append", 1, name, 0, *events), again=again))
 
     async def manifest(self, run: str) -> RunManifest | None:
         name, _ = self._names.run(run)
@@ -110,7 +108,7 @@ class RedisLog:
 
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         name, channel = self._names.breakers(tenant)
-        await self._client.execute(schema.BREAKER.call(1, name, row.key, row.epoch, _encode(row), channel))
+        await self._client.execute(evalsha("breaker", 1, name, row.key, row.epoch, _encode(row), channel))
 
     async def _sweep_breakers(self, tenant: str) -> None:
         """Drop states that ended long ago: each process of a fleet leaves one behind."""
@@ -118,7 +116,7 @@ class RedisLog:
         gone = [row for row in await self.load_breakers(tenant) if 0 < row.until_ms < until]
         if gone:
             words = [word for row in gone[:_SWEPT] for word in (row.key, row.epoch)]
-            await self._client.execute(schema.OUTDATED.call(1, self._names.breakers(tenant)[0], *words))
+            await self._client.execute(evalsha("outdated", 1, self._names.breakers(tenant)[0], *words))
 
 
 def _row(run: str, line: bytes) -> Row:

@@ -40,6 +40,8 @@ _FOLDER = Path(__file__).with_name("lua")
 
 SOURCES: dict[bytes, bytes] = {}
 """The source of each script by its digest."""
+DIGESTS: dict[str, bytes] = {}
+"""The digest of each script by its name."""
 
 
 class Shard(NamedTuple):
@@ -96,48 +98,24 @@ def _shard(prefix: str, number: int) -> Shard:
     return Shard(f"{base}:c:", f"{base}:h:", f"{base}:z:", f"{base}:x:", f"{prefix}:w:{number}", f"{base}:i:")
 
 
-class Script:
-    """One script, called by its digest and sent in full if the server does not know it (yet)."""
+def load(name: str, source: bytes) -> None:
+    """Make *source* the script of that name."""
+    digest = sha1(source, usedforsecurity=False).hexdigest().encode()
+    DIGESTS[name], SOURCES[digest] = digest, source
 
-    __slots__ = ("digest",)
 
-    def __init__(self, name: str) -> None:
-        self.load((_FOLDER / f"{name}.lua").read_bytes())
+for _file in _FOLDER.glob("*.lua"):
+    load(_file.stem, _file.read_bytes())
 
-    def load(self, source: bytes) -> None:
-        self.digest: bytes = sha1(source, usedforsecurity=False).hexdigest().encode()
-        SOURCES[self.digest] = source
 
-    @property
-    def source(self) -> bytes:
-        return SOURCES[self.digest]
-
-    def call(self, *words: Any) -> tuple[Any, ...]:
-        """The command; *words* are the number of keys, the keys and the arguments."""
-        return ("EVALSHA", self.digest, *words)
+def evalsha(script: str, *words: Any) -> tuple[Any, ...]:
+    """The command that runs a script by its name; *words* are the number of keys, the keys and the arguments."""
+    return ("EVALSHA", DIGESTS[script], *words)
 
 
 def in_full(command: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same command with the source, after ``SCRIPT FLUSH`` or on a fresh server."""
+    """The same command with the source, for a server that does not know it: a fresh one, or after ``SCRIPT FLUSH``."""
     return ("EVAL", SOURCES[command[1]], *command[2:])
-
-
-CLAIM = Script("claim")
-SETTLE = Script("settle")
-SETTLE_EARLIER = Script("settle_earlier")
-RELEASE = Script("release")
-RENEW = Script("renew")
-ALIAS = Script("alias")
-READ = Script("read")
-EARLIER = Script("earlier")
-PIN = Script("pin")
-FLAG = Script("flag")
-CLEAR = Script("clear")
-COUNT = Script("count")
-SWEEP = Script("sweep")
-APPEND = Script("append")
-BREAKER = Script("breaker")
-OUTDATED = Script("outdated")
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
