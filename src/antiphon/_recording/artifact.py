@@ -143,18 +143,7 @@ class Facts:
 
     def resolved_prompt(self) -> dict[str, Any] | None:
         """The first prompt: template, variables and text, with their digests."""
-        if self.prompt is None:
-            return None
-        template, text = str(self.prompt.get("template") or ""), str(self.prompt.get("text") or "")
-        variables = self.prompt.get("variables") or {}
-        return {
-            "template": template,
-            "template_hash": hashlib.sha256(template.encode()).hexdigest(),
-            "variables": variables,
-            "variables_hash": digest(variables),
-            "final_text": text,
-            "final_text_hash": hashlib.sha256(text.encode()).hexdigest(),
-        }
+        return None if self.prompt is None else resolved(self.prompt)
 
     def graph_version(self, manifest: RunManifest) -> dict[str, str]:
         """Digests that change with tools or prompts, but not with inputs."""
@@ -162,6 +151,20 @@ class Facts:
             "graph_hash": manifest.graph_digest or digest([sorted(self.tools), sorted(self.templates)]),
             "tool_schemas_hash": digest(self.tools),
         }
+
+
+def resolved(prompt: dict[str, Any]) -> dict[str, Any]:
+    """A prompt in the terms of the document."""
+    template, text = str(prompt.get("template") or ""), str(prompt.get("text") or "")
+    variables = prompt.get("variables") or {}
+    return {
+        "template": template,
+        "template_hash": hashlib.sha256(template.encode()).hexdigest(),
+        "variables": variables,
+        "variables_hash": digest(variables),
+        "final_text": text,
+        "final_text_hash": hashlib.sha256(text.encode()).hexdigest(),
+    }
 
 
 def _count(value: Any) -> int:

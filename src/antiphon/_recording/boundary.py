@@ -135,9 +135,12 @@ class Boundary:
         elif scope.write is not None:
             scope.write(rows)
 
-    def _report(self, missing: int, error: StoreError) -> None:
-        """The call was made, and its answer is worth more than its events."""
-        log.error("%d events of a call to %s are missing from the run log: %s", missing, self.name, error)
+    async def _write_made(self, rows: Sequence[Row]) -> None:
+        """Write events of a call that was made: its answer is worth more than they are."""
+        try:
+            await self._write(rows)
+        except StoreError as error:
+            log.error("%d events of a call to %s are missing from the run log: %s", len(rows), self.name, error)
 
     async def start(self) -> None:
         """Write the start event once; only then may the call be made."""
@@ -155,12 +158,8 @@ class Boundary:
 
     async def pulled(self) -> None:
         """The reader asks for the next chunk: write pending ones."""
-        rows = () if self._chunks is None else self._chunks.due()
-        if rows:
-            try:
-                await self._write(rows)
-            except StoreError as error:
-                self._report(len(rows), error)
+        if self._chunks is not None and (rows := self._chunks.due()):
+            await self._write_made(rows)
 
     async def give(self, answer: Answer) -> None:
         """Write the outcome of a call that a replay or the cache answered."""
@@ -187,7 +186,6 @@ class Boundary:
     ) -> None:
         """Write the outcome: ``ok``, ``error`` or ``refusal``."""
         payload: dict[str, Any] = {"outcome": outcome}
-        failure = error
         if error is not None:
             payload["error"] = error
         if error is None or value is not None:
@@ -200,16 +198,13 @@ class Boundary:
             told.update(meta)
         rows = [] if self._chunks is None else self._chunks.rest()
         rows.append(scope.encode("call.finished", self.site, payload, told))
-        try:
-            await self._write(rows)
-        except StoreError as error:
-            self._report(len(rows), error)
+        await self._write_made(rows)
         if scope.llm_cache is not None:
             fresh = outcome == "ok" and scope.invoker is None and not self._reused
             if fresh and self._keyed and not self.stream:
                 await scope.llm_cache.keep(*self._place, value)
         if self._live is not None and self.kind == "llm":
-            await self._judged(outcome, meta or {}, failure)
+            await self._judged(outcome, meta or {}, error)
 
     async def _judged(self, outcome: str, meta: dict[str, Any], failure: dict[str, Any] | None) -> None:
         """A model that a replay really asked may refuse where it had not, or the other way round (L4)."""

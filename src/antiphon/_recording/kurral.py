@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from antiphon._recording.artifact import LAST_MS, Facts
+from antiphon._recording.artifact import LAST_MS, Facts, resolved
 from antiphon._recording.foreign import Lines, error_of, hashed_id, ms_of, usable_id, whole_ms
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError
@@ -132,9 +132,7 @@ def _iso(ms: int | None) -> str:
 def _document(manifest: RunManifest, facts: Facts, calls: list[dict[str, Any]]) -> dict[str, Any]:
     config = dict(facts.llm_config)
     scored = {name: config.pop(name) for name in ("temperature", "seed") if name in config}
-    prompt = facts.prompt or {}
-    template, text = str(prompt.get("template") or ""), str(prompt.get("text") or "")
-    variables = prompt.get("variables") or {}
+    prompt = resolved(facts.prompt or {})
     end = manifest.finished_at_ms
     return {
         "kurral_id": manifest.id,
@@ -152,14 +150,7 @@ def _document(manifest: RunManifest, facts: Facts, calls: list[dict[str, Any]]) 
             "provider": config.get("provider") or "unknown",
             "parameters": {"temperature": scored.get("temperature", 0.0), **scored},
         },
-        "resolved_prompt": {
-            "template": template,
-            "template_hash": hashlib.sha256(template.encode()).hexdigest(),
-            "variables": variables,
-            "variables_hash": hashlib.sha256(orjson.dumps(variables)).hexdigest(),
-            "final_text": text,
-            "final_text_hash": hashlib.sha256(text.encode()).hexdigest(),
-        },
+        "resolved_prompt": {**prompt, "variables_hash": hashlib.sha256(orjson.dumps(prompt["variables"])).hexdigest()},
         "graph_version": facts.graph_version(manifest),
         "tool_calls": calls,
         "time_env": {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -152,6 +152,12 @@ def _json(value: Any) -> Any:
         return value
 
 
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """The objects in structured content that is a list; none in anything else."""
+    given = _json(value)
+    return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+
+
 # -- writing events ---------------------------------------------------------------------------------------------------
 
 
@@ -195,15 +201,15 @@ class _Writer:
         lines.add("run.started", started)
         said: dict[str, Any] = {"format": FORMAT, "trace": self._trace}
         lines.add("import", said)
-        ends: list[tuple[int, int, _Span, Any]] = []
+        ends: list[tuple[int, int, Callable[[], None]]] = []
         others = 0
         for number, span in enumerate(self._spans):
             self._ended(ends, before=span["start"])
             operation = span.get("gen_ai")
             if operation in _MODEL:
-                ends.append((span["end"], number, span, self._model(span)))
+                ends.append((span["end"], number, self._model(span)))
             elif operation == _TOOL:
-                ends.append((span["end"], number, span, self._tool(span)))
+                ends.append((span["end"], number, self._tool(span)))
             elif operation is not None and operation not in _AGENT:
                 others += 1
                 told.gap(f"{span['name']}: {operation} has no place in a run and is not imported")
@@ -211,7 +217,7 @@ class _Writer:
         told.count("tool definitions", self._definitions, "the tools are not defined (gen_ai.tool.definitions)")
         attributes = self._head["attributes"]
         whole = _messages(attributes.get("gen_ai.input.messages"))
-        task = _last(whole, "user") if self._head.get("gen_ai") in _AGENT else None
+        task = _first_of_user(whole) if self._head.get("gen_ai") in _AGENT else None
         answer = _texts(attributes.get("gen_ai.output.messages"))
         started["input"] = task if task is not None else self._input
         told.count("task", started["input"] is not None, "no captured message says what the task was")
@@ -224,19 +230,20 @@ class _Writer:
         digest = hashlib.sha256(orjson.dumps(self._spans, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()
         return Told(self.manifest, lines.events, digest)
 
-    def _ended(self, ends: list[tuple[int, int, _Span, Any]], before: int | None = None) -> None:
+    def _ended(self, ends: list[tuple[int, int, Callable[[], None]]], before: int | None = None) -> None:
         """Write the ends of calls that ended before the next one began."""
         ends.sort(key=lambda one: one[:2])
         while ends and (before is None or ends[0][0] <= before):
-            _, _, span, finish = ends.pop(0)
-            finish(span)
+            _, _, finish = ends.pop(0)
+            finish()
 
-    def _model(self, span: _Span) -> Any:
+    def _model(self, span: _Span) -> Callable[[], None]:
+        """Write the start of a model call; returns what writes its end."""
         told, attributes, name = self._told, span["attributes"], span["name"] or "a model call"
         asked, model = attributes.get("gen_ai.input.messages"), attributes.get("gen_ai.request.model")
         messages = _messages(asked)
         system = _system(attributes.get("gen_ai.system_instructions"))
-        self._input = self._input if self._input is not None else _last(messages, "user")
+        self._input = self._input if self._input is not None else _first_of_user(messages)
         told.count("timestamps", span["start"])
         told.count("model name", model, f"{name}: the model is not named")
         told.count("model requests", messages, f"{name}: the request was not captured (gen_ai.input.messages)")
@@ -255,8 +262,7 @@ class _Writer:
             "llm", "llm", request, at_ms=span["start"], provider="openai-chat", meta={"importedId": span["id"]}
         )
 
-        def finish(span: _Span) -> None:
-            attributes = span["attributes"]
+        def finish() -> None:
             said = _messages(attributes.get("gen_ai.output.messages"))
             for kind in [kind for side in _MESSAGES for kind in _unread(attributes.get(side))]:
                 told.count("media", False, f"{name}: a part of type {kind} is kept beside the call, not in a message")
@@ -281,7 +287,8 @@ class _Writer:
 
         return finish
 
-    def _tool(self, span: _Span) -> Any:
+    def _tool(self, span: _Span) -> Callable[[], None]:
+        """The same for the call of a tool."""
         told, attributes = self._told, span["attributes"]
         name = str(attributes.get("gen_ai.tool.name") or span["name"].removeprefix(f"{_TOOL} ") or "tool")
         arguments = _json(attributes.get("gen_ai.tool.call.arguments"))
@@ -292,8 +299,7 @@ class _Writer:
         meta = {"importedId": str(attributes.get("gen_ai.tool.call.id") or span["id"])}
         place = self._lines.start("tool", name, arguments, at_ms=span["start"], meta=meta)
 
-        def finish(span: _Span) -> None:
-            attributes = span["attributes"]
+        def finish() -> None:
             there = "gen_ai.tool.call.result" in attributes or span["error"] is not None
             told.count("tool results", there, f"{name}: no result was captured (gen_ai.tool.call.result)")
             if not there:
@@ -335,10 +341,9 @@ def _config(span: _Span) -> dict[str, Any]:
 def _tools(spans: list[_Span]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for span in spans:
-        given = _json(span["attributes"].get("gen_ai.tool.definitions"))
-        for one in given if isinstance(given, list) else ():
-            inner = one.get("function") if isinstance(one, dict) else None
-            name = (inner if isinstance(inner, dict) else one).get("name") if isinstance(one, dict) else None
+        for one in _objects(span["attributes"].get("gen_ai.tool.definitions")):
+            inner = one.get("function")
+            name = (inner if isinstance(inner, dict) else one).get("name")
             if isinstance(name, str):
                 found.setdefault(name, one if isinstance(inner, dict) else {"type": "function", "function": one})
     return found
@@ -354,11 +359,8 @@ def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _messages(value: Any) -> list[dict[str, Any]]:
     """Messages of the conventions (role and parts) in the vocabulary of the chat API."""
-    given = _json(value)
     found: list[dict[str, Any]] = []
-    for one in given if isinstance(given, list) else ():
-        if not isinstance(one, dict):
-            continue
+    for one in _objects(value):
         parts = _parts(one)
         role = str(one.get("role") or "user")
         text = "\n".join(str(p.get("content") or "") for p in parts if p.get("type") == "text")
@@ -382,9 +384,7 @@ def _messages(value: Any) -> list[dict[str, Any]]:
 
 def _unread(value: Any) -> list[str]:
     """The types of parts that have no place in messages built from *value*: images, files and others."""
-    given = _json(value)
-    messages = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
-    kinds = [str(part.get("type")) for one in messages for part in _parts(one)]
+    kinds = [str(part.get("type")) for one in _objects(value) for part in _parts(one)]
     return [kind for kind in kinds if kind not in _PARTS]
 
 
@@ -392,13 +392,12 @@ def _system(value: Any) -> list[dict[str, Any]]:
     given = _json(value)
     if isinstance(given, str):
         return [{"role": "system", "content": given}] if given else []
-    parts = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
-    text = "\n".join(str(one.get("content") or "") for one in parts)
+    text = "\n".join(str(one.get("content") or "") for one in _objects(given))
     return [{"role": "system", "content": text}] if text else []
 
 
-def _last(messages: list[dict[str, Any]], role: str) -> Any:
-    return next((one["content"] for one in messages if one["role"] == role), None)
+def _first_of_user(messages: list[dict[str, Any]]) -> Any:
+    return next((one["content"] for one in messages if one["role"] == "user"), None)
 
 
 def _texts(value: Any) -> str | None:

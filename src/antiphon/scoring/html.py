@@ -53,21 +53,15 @@ def _json(value: Any) -> str:
 def file(title: str, data: Mapping[str, Any], events: Mapping[int, Any] | None = None) -> str:
     """A whole file that shows *data*; *events* are parsed on demand."""
     (script, script_digest), (style, style_digest) = _asset("console.js"), _asset("console.css")
-    policy = (
-        f"default-src 'none'; script-src '{script_digest}'; style-src '{style_digest}'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    shown = escape(title.encode("utf-8", "replace").decode())
     more = "" if events is None else f'<script type="application/json" id="events">{_json(events)}</script>\n'
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="referrer" content="no-referrer">\n<title>{shown}</title>\n<link rel="icon" href="data:,">\n'
-        f"<style>{style}</style>\n</head>\n"
-        f'<body><div id="app"></div><noscript>This page needs JavaScript.</noscript>\n'
-        f'<script type="application/json" id="data">{_json(data)}</script>\n{more}'
-        f"<script>{script}</script>\n</body>\n</html>\n"
+    return _asset("file.html")[0].format(
+        script_digest=script_digest,
+        style_digest=style_digest,
+        title=escape(title.encode("utf-8", "replace").decode()),
+        style=style,
+        data=_json(data),
+        more=more,
+        script=script,
     )
 
 
