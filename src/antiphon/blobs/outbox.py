@@ -116,8 +116,12 @@ class Outbox:
 
     def status(self) -> Status:
         """What is waiting here."""
-        sizes = [self._waiting_size(name) for name in self.local.names() if not (self._once and is_note(name))]
-        return Status(sum(size >= 0 for size in sizes), sum(max(0, size) for size in sizes), self._trouble)
+        sizes = []
+        for name in self.local.names():
+            if not (self._once and is_note(name)):
+                with contextlib.suppress(OSError):  # it has arrived meanwhile
+                    sizes.append(self.local.path(name).stat().st_size)
+        return Status(len(sizes), sum(sizes), self._trouble)
 
     def flush(self) -> Status:
         """Send what is waiting now; stops at the first failure and reports what is left."""
@@ -242,12 +246,6 @@ class Outbox:
                 return False
             self._thread = None
             return True
-
-    def _waiting_size(self, name: str) -> int:
-        try:
-            return self.local.path(name).stat().st_size
-        except OSError:
-            return -1
 
 
 class OutboxBlobs(ContentBlobs):

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from antiphon._version import __version__
@@ -78,7 +79,7 @@ class OtelListener:
         self._lock = threading.Lock()
         self._open: dict[str, list[_Open]] = {}
         self._number = 0
-        self._cleaned: dict[str, str] = {}
+        self._cleaned = lru_cache(_MOST_CLEANED)(redactor.redact_text)
         self._metrics = OtelMetrics(meter_provider, prefix, redactor.redact_text) if metrics else None
 
     # -- the generic port ----------------------------------------------------------------------------------------
@@ -248,15 +249,7 @@ class OtelListener:
         self._number -= 1
 
     def _clean(self, value: Any) -> str:
-        if value is None:
-            return ""
-        text = str(value)
-        clean = self._cleaned.get(text)
-        if clean is None:
-            if len(self._cleaned) >= _MOST_CLEANED:
-                self._cleaned.clear()
-            clean = self._cleaned[text] = self._redactor.redact_text(text)
-        return clean
+        return "" if value is None else self._cleaned(str(value))
 
 
 class OtelMetrics(schema.Counter):
