@@ -19,9 +19,11 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import pairwise
 from multiprocessing.connection import Connection
@@ -52,7 +54,7 @@ from antiphon.stores._adapters import AsyncFromSync
 
 T = TypeVar("T")
 Face = Literal["sync", "async"]
-Step = Callable[[Journal], Awaitable[T]]
+Step = Callable[[Journal], Coroutine[Any, Any, T]]
 
 TTL_MS = 60_000
 SHORT_MS = 400
@@ -121,24 +123,16 @@ class Harness:
     async def sleep(self, seconds: float) -> None:
         """Let real time pass."""
         if self.face == "sync":
-            import time
-
             time.sleep(seconds)
         else:
-            import asyncio
-
             await asyncio.sleep(seconds)
 
     async def together(self, journal: Journal, steps: Sequence[Step[T]]) -> list[T]:
         """Run *steps* at the same time: threads in the synchronous face, tasks in the asynchronous one."""
         if self.face == "async":
-            import asyncio
-
             return list(await asyncio.gather(*(step(journal) for step in steps)))
-        from concurrent.futures import ThreadPoolExecutor
-
         with ThreadPoolExecutor(max_workers=len(steps)) as pool:
-            return list(pool.map(lambda step: drive(_as_coroutine(step, journal)), steps))
+            return list(pool.map(lambda step: drive(step(journal)), steps))
 
     def key(self, name: str = "key") -> str:
         """A store key that nobody else uses."""
@@ -199,10 +193,6 @@ def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = TTL_MS, **changes
 def failed(code: str = "refused", ttl_ms: int = TTL_MS) -> Settlement:
     """A call that failed."""
     return Settlement("failed", ttl_ms, error=(code, "it did not work", True, False), attempt_count=1)
-
-
-async def _as_coroutine(step: Step[T], journal: Journal) -> T:
-    return await step(journal)
 
 
 DAY_MS = 86_400_000
@@ -1001,12 +991,13 @@ class WaitRules(Harness):
         """If one waiter gives up (or is cancelled), the others are woken as if it had never been there."""
         key, held = await self.held(j)
 
+        async def settle(journal: Journal) -> None:
+            await journal.settle(key, held.version, done())
+
         async def leave(journal: Journal) -> float:
             if self.face == "sync":
                 await journal.wait(key, held.version, 0.05)
                 return 0.0
-            import asyncio
-
             task = asyncio.ensure_future(journal.wait(key, held.version, PATIENCE_S))
             await asyncio.sleep(0.1)
             task.cancel()
@@ -1014,9 +1005,7 @@ class WaitRules(Harness):
             must(task.cancelled(), "a cancelled waiter is cancelled")
             return 0.0
 
-        waited = await self.together(
-            j, [leave, self._settle_later(key, held.version), *[self._wait(key, held.version)] * WAITERS]
-        )
+        waited = await self.together(j, [leave, self._later(settle, 0.4), *[self._wait(key, held.version)] * WAITERS])
         must(max(waited[2:]) < PATIENCE_S / 2, "the others were woken")
 
     async def rule_one_waiter_takes_over(self, j: Journal) -> None:
@@ -1041,9 +1030,6 @@ class WaitRules(Harness):
 
     async def rule_waiters_of_both_faces(self, j: Journal) -> None:
         """A waiting thread is woken by a task, and a waiting task by a thread, through journals of one store."""
-        import asyncio
-        import threading
-
         key, held = await self.held(j)
         waited: list[float] = []
 
@@ -1066,22 +1052,17 @@ class WaitRules(Harness):
 
     async def _woken_by(self, j: Journal, act: Act) -> None:
         key, held = await self.held(j)
-
-        async def later(journal: Journal) -> float:
-            await self.sleep(0.2)
-            await act(key, held.version)
-            return 0.0
-
+        later = self._later(lambda _: act(key, held.version), 0.2)
         waited = await self.together(j, [later, *[self._wait(key, held.version)] * WAITERS])
         must(max(waited) < PATIENCE_S / 2, f"the waiters were woken, not after {waited} s")
 
-    def _settle_later(self, key: str, version: int) -> Step[float]:
-        async def settle(journal: Journal) -> float:
-            await self.sleep(0.4)
-            await journal.settle(key, version, done())
+    def _later(self, act: Callable[[Journal], Awaitable[object]], seconds: float) -> Step[float]:
+        async def later(journal: Journal) -> float:
+            await self.sleep(seconds)
+            await act(journal)
             return 0.0
 
-        return settle
+        return later
 
     def _wait(self, key: str, version: int) -> Step[float]:
         async def wait(journal: Journal) -> float:
@@ -1321,8 +1302,6 @@ class ProcessRules(Harness):
 
     async def process_rule_settle_in_another_process_wakes(self, j: Journal) -> None:
         """A waiter learns of a settlement in another process long before its timeout."""
-        import time
-
         here, there = _clean.Pipe()
         child = _clean.Process(target=_claim_and_settle, args=(self, there), daemon=True)
         child.start()
@@ -1403,15 +1382,8 @@ def _claim_and_settle(harness: ProcessRules, pipe: Connection) -> None:
     _run(harness.face, claim)
 
 
-def _run(face: Face, work: Callable[[], Any]) -> Any:
-    if face == "sync":
-        return drive(work())
-    import asyncio
-
-    return asyncio.run(work())
-
-
-Make = Callable[[], Store]
+def _run(face: Face, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    return drive(work()) if face == "sync" else asyncio.run(work())
 
 
 __all__ = ["FACES", "Face", "JournalConformance"]
@@ -1448,10 +1420,7 @@ class JournalConformance(ClaimRules, RecordRules, AdminRules, WaitRules, LogRule
 
     def check(self, rule: str) -> None:
         """Run one rule; raises ``AssertionError`` if the store breaks it."""
-        if self.face == "sync":
-            drive(self._run(rule))
-        else:
-            asyncio.run(self._run(rule))
+        _run(self.face, lambda: self._run(rule))
 
     async def newer_records_are_refused(self, j: Journal) -> None:
         """A record of a newer release fails closed: it is neither reused nor replaced (D1)."""
