@@ -23,14 +23,11 @@ from antiphon.contract.record import (
     RecordedRequest,
 )
 from antiphon.errors import StoreError, StoreVersionError
-from antiphon.ports import Attempt, ClaimRequest, Row, Settlement
+from antiphon.ports import Attempt, ClaimRequest, Cursor, Row, Settlement
 
 _log = logging.getLogger("antiphon.stores")
 _told: deque[bytes] = deque(maxlen=64)
 """Manifests that could not be read and have been reported."""
-
-Records = list[DedupeRecord]
-"""``list`` is a method of every journal, so its classes cannot say ``list[...]``."""
 
 BREAKER_KEPT_MS = 86_400_000
 """How long a breaker's state is kept after its end; one without an end stays."""
@@ -213,6 +210,16 @@ def manifests_of(documents: Iterable[bytes]) -> list[RunManifest]:
                 _told.append(document)
                 _log.warning("a run is left out of the list, its manifest cannot be read: %s", error)
     return found
+
+
+def is_wanted(manifest: RunManifest, prefix: str, name: str, status: str, before: Cursor | None) -> bool:
+    """Whether a list of runs has this one, for stores that look at each."""
+    return (
+        manifest.id.startswith(prefix)
+        and name in ("", manifest.name)
+        and status in ("", manifest.status)
+        and (before is None or (manifest.started_at_ms, manifest.id) < before)
+    )
 
 
 def known_manifest(manifest: RunManifest) -> RunManifest:

@@ -18,13 +18,12 @@ import msgspec
 from msgspec import UNSET
 
 from antiphon.contract.events import EVENT_VERSION, Event
-from antiphon.contract.record import DedupeRecord, RecordedAttempt
+from antiphon.contract.record import UNKNOWN_CODE, DedupeRecord, RecordedAttempt
 from antiphon.ports import (
     Attempt,
     Begun,
     Claimed,
     ClaimRequest,
-    Cursor,
     Existing,
     Journal,
     Records,
@@ -80,7 +79,6 @@ _body_of = msgspec.json.Decoder(_Body).decode
 _payload_of = msgspec.json.Decoder(_Payload).decode
 _encode = msgspec.json.Encoder().encode
 
-UNKNOWN_CODE = "outcome_unknown"
 _PAGE = 1000
 
 
@@ -197,21 +195,8 @@ class ComposedJournal:
         answer = await self._claims.read(key, identity)
         return None if answer is None else await self._repaired(answer, identity)
 
-    async def list(
-        self,
-        *,
-        tenant: str,
-        tool: str = "",
-        session: str = "",
-        state: str = "",
-        prefix: str = "",
-        limit: int = 100,
-        before: Cursor | None = None,
-    ) -> Records:
-        found = await self._claims.list(
-            tenant=tenant, tool=tool, session=session, state=state, prefix=prefix, limit=limit, before=before
-        )
-        return [_without_run(record) for record in found]
+    async def list(self, **which: Any) -> Records:
+        return [_without_run(record) for record in await self._claims.list(**which)]
 
     alias = passed_to("_claims", Journal.alias)
     renew = passed_to("_claims", Journal.renew)

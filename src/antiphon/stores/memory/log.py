@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from antiphon.contract.events import RunManifest
 from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
-from antiphon.stores._common import event_of, known_manifest
+from antiphon.stores._common import event_of, is_wanted, known_manifest
 
 
 class _Run:
@@ -70,16 +70,10 @@ class MemoryLog:
     ) -> Manifests:
         with self.lock:
             manifests = [run.manifest for run in self._runs.values() if run.manifest is not None]
-        found = [manifest for manifest in manifests if manifest.tenant == tenant]
-        found.sort(key=lambda manifest: (manifest.started_at_ms, manifest.id), reverse=True)
-        if before is not None:
-            found = [manifest for manifest in found if (manifest.started_at_ms, manifest.id) < before]
-        matching = [
-            manifest
-            for manifest in found
-            if manifest.id.startswith(prefix) and name in ("", manifest.name) and status in ("", manifest.status)
-        ]
-        return [known_manifest(manifest) for manifest in matching[: max(0, limit)]]
+        mine = [manifest for manifest in manifests if manifest.tenant == tenant]
+        found = [manifest for manifest in mine if is_wanted(manifest, prefix, name, status, before)]
+        found.sort(key=Cursor.of_run, reverse=True)
+        return [known_manifest(manifest) for manifest in found[: max(0, limit)]]
 
     def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         start = max(0, start)

@@ -12,7 +12,7 @@ import msgspec
 
 from antiphon.contract.events import RunManifest
 from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
-from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of, manifests_of
+from antiphon.stores._common import BREAKER_KEPT_MS, event_of, is_wanted, manifest_of, manifests_of
 from antiphon.stores.redis.client import Client
 from antiphon.stores.redis.schema import Names, evalsha
 
@@ -73,19 +73,14 @@ class RedisLog:
         found: list[RunManifest] = []
         while len(found) < limit:
             members = await self._client.execute(("ZREVRANGEBYSCORE", index, newest, "-inf", "LIMIT", at, _PAGE))
-            ids = [member.decode() for member in members]
-            for manifest in await self._manifests([run for run in ids if run.startswith(prefix)]):
-                follows = before is None or (manifest.started_at_ms, manifest.id) < before
-                if follows and name in ("", manifest.name) and status in ("", manifest.status):
-                    found.append(manifest)
+            ids = [run for run in map(bytes.decode, members) if run.startswith(prefix)]
+            documents = await self._client.execute_many([("GET", self._names.run(run)[0]) for run in ids])
+            manifests = manifests_of(document for document in documents if document is not None)
+            found += [manifest for manifest in manifests if is_wanted(manifest, prefix, name, status, before)]
             if len(members) < _PAGE:
                 break
             at += _PAGE
         return found[:limit]
-
-    async def _manifests(self, runs: Sequence[str]) -> list[RunManifest]:
-        documents = await self._client.execute_many([("GET", self._names.run(run)[0]) for run in runs])
-        return manifests_of(document for document in documents if document is not None)
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         _, name = self._names.run(run)
