@@ -8,8 +8,7 @@ from typing import Any
 
 from antiphon._drive import AFTER, until_cancelled, was_given_up
 from antiphon._lineage import permitted
-from antiphon._recording.resumed import EARLIER
-from antiphon._scope import ORPHAN_LANE, RunScope, Site, undoing
+from antiphon._scope import EARLIER, ORPHAN_LANE, RunScope, Site, undoing
 from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, RunCancelled, StoreError, class_name
 from antiphon.ports import AS_RECORDED, Answer, Invocation, Row

@@ -12,11 +12,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from antiphon._scope import EARLIER
 from antiphon.contract.events import CHUNKS, MASKS, RAW_DIGEST, SAME_AS, Event, is_masked
 from antiphon.ports import Answer
-
-__all__ = ["EARLIER", "Earlier"]
 
 log = logging.getLogger("antiphon.recording")
 _Place = tuple[str, str]

@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from antiphon._recording.resumed import EARLIER
-from antiphon._scope import RunScope, current_scope
+from antiphon._scope import EARLIER, RunScope, current_scope
 
 STDIN = "stdin"
 """The name of a ``draw`` from standard input; its value is the text, empty at end of file."""

@@ -109,15 +109,9 @@ class DivergenceFound(NamedTuple):
             "message": self.message(),
             "fields": [diff.to_wire() for diff in self.fields],
         }
-        if self.seq is not None:
-            wire["seq"] = self.seq
-        if self.nearest is not None:
-            wire["nearest"] = self.nearest
-        if self.note:
-            wire["note"] = self.note
-        if at is not None:
-            wire["show"] = f"antiphon show {run} --event {at}"
-        return wire
+        show = None if at is None else f"antiphon show {run} --event {at}"
+        known = {"seq": self.seq, "nearest": self.nearest, "note": self.note or None, "show": show}
+        return wire | {name: value for name, value in known.items() if value is not None}
 
 
 def escape_of(what: str, *, late: bool = False) -> DivergenceFound:

@@ -239,7 +239,8 @@ class Antiphon:
     def go_on(self, recorder: Recorder) -> None:
         """Give the code of an interrupted run the values it had drawn and the answers of its models."""
         from antiphon._recording.recorder import whole
-        from antiphon._recording.resumed import EARLIER, Earlier
+        from antiphon._recording.resumed import Earlier
+        from antiphon._scope import EARLIER
         from antiphon.ops.runs import events_of, opener
 
         scope = recorder.scope

@@ -12,7 +12,6 @@ import orjson
 from antiphon import _lineage
 from antiphon._diff import diff_values
 from antiphon._recording.plain import dump, exact_output
-from antiphon._recording.resumed import EARLIER
 from antiphon._recording.run import Run, exit_code, run_error, status_of
 from antiphon._replay.by_content import ByContent, ContentObserver
 from antiphon._replay.explore import ExploreInvoker
@@ -20,7 +19,7 @@ from antiphon._replay.observe import Composed, DivergenceFound, Observer, Seen
 from antiphon._replay.recording import Recording, full_name
 from antiphon._replay.setup import Setup, recorded_setup
 from antiphon._replay.strict import StrictInvoker, VerifyInvoker
-from antiphon._scope import Site
+from antiphon._scope import EARLIER, Site
 from antiphon.canonical import canonical_json
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import Divergence, InvalidInput, ReplayMiss

@@ -90,12 +90,8 @@ def determinism(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> Scor
     (0.875, 0.5)
     """
     old, new = flat_config(recorded), flat_config(current)
-    parts = {
-        "temperature": _temperature(setting(old, "temperature"), setting(new, "temperature")),
-        "seed": _seed(setting(old, "seed"), setting(new, "seed")),
-        "model": _name(setting(old, "model"), setting(new, "model")),
-        "provider": _name(setting(old, "provider"), setting(new, "provider")),
-    }
+    rules = {"temperature": _temperature, "seed": _seed, "model": _name, "provider": _name}
+    parts = {name: rule(setting(old, name), setting(new, name)) for name, rule in rules.items()}
     return Score(sum(parts.values()) / len(parts), parts)
 
 

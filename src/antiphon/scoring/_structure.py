@@ -289,42 +289,20 @@ def structure(recorded: Sequence[Call | Mapping[str, Any]], replayed: Sequence[C
     """
     old, new = [Call.of(call) for call in recorded], [Call.of(call) for call in replayed]
     pairs = align(old, new)
-    added: list[Call] = []
-    dropped: list[Call] = []
-    changed: list[CallChange] = []
-    results: list[CallChange] = []
-    flips: list[CallChange] = []
-    reordered: list[Call] = []
-    equal = 0
-    for left, right, diffs, moved in pairs:
-        if left is None:
-            added.extend(new[n] for n in (right,) if n is not None)
-        elif right is None:
-            dropped.append(old[left])
-        else:
-            change = CallChange(old[left], new[right], diffs)
-            if (old[left].refusal is None) != (new[right].refusal is None):
-                flips.append(change)
-            if moved:
-                reordered.append(old[left])
-            if not diffs:
-                equal += not moved
-            elif all(_in_result(diff) for diff in diffs):
-                results.append(change)
-            else:
-                changed.append(change)
+    both = [CallChange(old[n], new[m], diffs) for n, m, diffs, _ in pairs if n is not None and m is not None]
+    different = [change for change in both if change.diffs]
     return Structure(
         pairs,
-        equal,
-        added,
-        dropped,
-        changed,
-        results,
-        reordered,
-        flips,
-        Total(sum(call.tokens for call in old), sum(call.tokens for call in new)),
-        Total(sum(call.cost for call in old), sum(call.cost for call in new)),
-        Total(sum(call.latency_ms for call in old), sum(call.latency_ms for call in new)),
+        equal=sum(None not in pair and not pair.diffs and not pair.moved for pair in pairs),
+        added=[new[m] for n, m, *_ in pairs if n is None and m is not None],
+        dropped=[old[n] for n, m, *_ in pairs if m is None and n is not None],
+        changed=[change for change in different if not all(map(_in_result, change.diffs))],
+        results_changed=[change for change in different if all(map(_in_result, change.diffs))],
+        reordered=[old[n] for n, *_, moved in pairs if moved and n is not None],
+        refusal_flips=[change for change in both if _envelope(change.recorded) != _envelope(change.replayed)],
+        tokens=Total(sum(call.tokens for call in old), sum(call.tokens for call in new)),
+        cost=Total(sum(call.cost for call in old), sum(call.cost for call in new)),
+        latency_ms=Total(sum(call.latency_ms for call in old), sum(call.latency_ms for call in new)),
     )
 
 

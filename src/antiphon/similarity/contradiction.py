@@ -117,7 +117,7 @@ def _compare(text: str, other: str, overlap: float) -> Iterator[Contradiction]:
     parts = [_joined().split(plain(_bare(side))) for side in (text, other)]
     if 1 < len(parts[0]) == len(parts[1]):  # "approved and sent", "rejected and not sent": compare claim by claim
         for old, new in zip(*parts, strict=True):
-            yield from _compare(old, new, _likeness(old, new))
+            yield from _compare(old, new, _overlap(_claim(read(old)), _claim(read(new))))
         return
     opposites = [pair for pair in clashes(a, b, "states") if not {*pair} & (_negations(a) | _negations(b))]
     counts = [_count(side) for side in (a, b)]
@@ -135,10 +135,6 @@ def _compare(text: str, other: str, overlap: float) -> Iterator[Contradiction]:
             yield Contradiction("negation", text, other)
     elif swapped(a, b):
         yield Contradiction("roles", text, other)
-
-
-def _likeness(text: str, other: str) -> float:
-    return _overlap(_claim(read(text)), _claim(read(other)))
 
 
 @cache

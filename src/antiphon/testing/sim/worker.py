@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -392,18 +393,14 @@ class Worker:
                 async for chunk in stream:
                     chunks.append(chunk)
                     if leaves:
-                        return Answered(LEFT)
+                        break
             else:
-                for chunk in stream:
-                    chunks.append(chunk)
-                    if leaves:
-                        return Answered(LEFT)
+                chunks += islice(stream, 1 if leaves else None)
         finally:
-            if hasattr(stream, "aclose"):
-                await stream.aclose()
-            elif hasattr(stream, "close"):
-                stream.close()
-        return answer_of(chunks)
+            close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
+            if close is not None:
+                await either(close())
+        return Answered(LEFT) if leaves and chunks else answer_of(chunks)
 
     async def act(self, what: str, fence: int | None) -> dict[str, Any]:
         """The tool: it takes time, takes effect at some point, and ends as planned."""
@@ -493,12 +490,12 @@ async def _chunks(what: str, ctx: CallContext) -> AsyncIterator[Any]:
 
 
 def _chunks_in_thread(what: str, ctx: CallContext) -> Iterator[Any]:
-    steps = _here().act_in_chunks(what, ctx.fence)
+    steps: Any = _here().act_in_chunks(what, ctx.fence)
     try:
-        while (chunk := blocking(_next(steps))) is not None:
+        while (chunk := blocking(anext(steps, None))) is not None:
             yield chunk
     finally:
-        blocking(_closed(steps))
+        blocking(steps.aclose())
 
 
 def _read_back(params: dict[str, Any], lost: CallContext) -> Any:
@@ -533,14 +530,6 @@ def tool_of(function: Callable[..., Any], spec: ToolSpec, settings: Settings) ->
 
 def _said(dispatch: Dispatch) -> dict[str, Any]:
     return {"what": dispatch.intent, "fence": dispatch.fence, "number": dispatch.number}
-
-
-async def _next(steps: Any) -> Any:
-    return await anext(steps, None)
-
-
-async def _closed(steps: Any) -> None:
-    await steps.aclose()
 
 
 def _fails(call: HookCall, outcome: Any) -> None:

@@ -197,9 +197,10 @@ def block(nap: Nap) -> None:
     _running.nap(nap)
 
 
-def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to completion; its naps suspend the simulated thread."""
-    go_on: Callable[[], Any] = partial(coroutine.send, None)
+def blocking(awaitable: Awaitable[T]) -> T:
+    """Await something to its end; its naps suspend the simulated thread."""
+    steps = awaitable.__await__()
+    go_on: Callable[[], Any] = partial(next, steps)
     while True:
         try:
             nap = go_on()
@@ -208,9 +209,9 @@ def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             block(nap)
         except BaseException as error:
-            go_on = partial(coroutine.throw, error)
+            go_on = partial(steps.throw, error)
         else:
-            go_on = partial(coroutine.send, None)
+            go_on = partial(next, steps)
 
 
 async def either(value: Awaitable[T] | T) -> T:
