@@ -26,6 +26,8 @@ from antiphon.errors import InvalidInput
 from antiphon.keys import KeyMaker
 
 _REFRESH_S, _FIRST_REFRESH_S = 0.1, 1.0
+_SHADOW = "shadow."
+"""Precedes the keys of calls in shadow mode."""
 _new = tuple.__new__  # half the cost of a named tuple's own constructor
 
 
@@ -200,7 +202,7 @@ def _ask_hooks(call: GuardedCall) -> Outcome | None:
 def _shadow(call: GuardedCall, plan: Plan) -> Step:
     """Claim under a separate key, with separate breakers; nothing waits, blocks or retries (R12)."""
     turn, verdict = call.turn, call.extras.verdict
-    call.key = plan.begin_prefix + call.key
+    call.key = _SHADOW + call.key
     if turn is not None and call.pair in turn.succeeded and (denied := _deny(call, turn)) is not None:
         verdict = denied.code
     elif call.outer is not None and call.policy.mode != "disabled" and is_held(call.key):
@@ -239,10 +241,10 @@ def _guard(call: GuardedCall, now: float) -> Guard:
     if call.run is not None:
         state: dict[Any, Any] = call.run.scope.gateway_state
         known: Guard | None = state.get("loop")
-        return known if known is not None else state.setdefault("loop", Guard(call.plan.loops, now))
+        return known if known is not None else state.setdefault("loop", Guard(call.plan.guards.policy, now))
     if call.turn is not None:
         session = call.turn.session
-        return session.known_guard or session.guard(call.plan.loops, now)
+        return session.known_guard or session.guard(call.plan.guards.policy, now)
     return call.plan.guards.of_session(call.place[0], call.place[1], now)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from antiphon._gateway.settings import ApprovalPolicy
@@ -71,28 +72,26 @@ class Approving:
         return f"{key}\n{params.decode() if isinstance(params, bytes) else params[1]}"
 
 
+@dataclass(slots=True, eq=False)
 class Asked:
     """What is known about the approval of one call."""
 
-    __slots__ = ("approval", "consulted", "is_new", "need", "pause_s", "seen_ms", "spending", "spent", "until")
-
-    def __init__(self, need: Need) -> None:
-        self.need: Need = need
-        self.spending: Approval | None = None
-        """The approval that the pending claim request replaces."""
-        self.seen_ms: int = 0
-        """When it was read, by the store's time."""
-        self.spent: Approval | None = None
-        """The approval that this call runs with."""
-        self.approval: Approval | None = None
-        """The one that waits for a decision."""
-        self.is_new: bool = False
-        """Whether this delivery asked: nobody can have decided yet."""
-        self.consulted: bool = False
-        self.pause_s: float = 0.05
-        """Seconds until the call reads the record again."""
-        self.until: float = 0.0
-        """Until when the call itself waits, on the monotonic clock."""
+    need: Need
+    spending: Approval | None = None
+    """The approval that the pending claim request replaces."""
+    seen_ms: int = 0
+    """When it was read, by the store's time."""
+    spent: Approval | None = None
+    """The approval that this call runs with."""
+    approval: Approval | None = None
+    """The one that waits for a decision."""
+    is_new: bool = False
+    """Whether this delivery asked: nobody can have decided yet."""
+    consulted: bool = False
+    pause_s: float = 0.05
+    """Seconds until the call reads the record again."""
+    until: float = 0.0
+    """Until when the call itself waits, on the monotonic clock."""
 
 
 def _plain(value: Any) -> Any:

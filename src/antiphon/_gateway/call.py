@@ -7,6 +7,7 @@ as a step; a driver performs the step and passes the reply back (``steps``, ``dr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from antiphon import _lineage, _scope
@@ -95,50 +96,13 @@ class Extras:
 NO_EXTRAS = Extras()
 
 
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class GuardedCall:
     """The state of one call. It reads no store, never waits, and starts nothing.
 
     It is also the request for its own claim (:class:`~antiphon.ports.ClaimRequest`). ``outcome`` stays ``None`` for a
     call that simply succeeds: ``value`` says it all (:meth:`result`).
     """
-
-    __slots__ = (
-        "arguments",
-        "attempts",
-        "call_id",
-        "entered",
-        "events",
-        "extras",
-        "guard",
-        "hit",
-        "idempotency_key",
-        "identity",
-        "key",
-        "number",
-        "options",
-        "outcome",
-        "outer",
-        "pair",
-        "params",
-        "payload",
-        "permits",
-        "pin",
-        "place",
-        "plan",
-        "policy",
-        "refusal",
-        "request_id",
-        "reuse",
-        "reused_at_ms",
-        "run",
-        "settlement",
-        "started",
-        "template",
-        "token",
-        "turn",
-        "value",
-        "version",
-    )
 
     # who asks, for what
     plan: Plan
@@ -267,7 +231,7 @@ class GuardedCall:
 
     @property
     def wait_replicas(self) -> int:
-        return self.plan.replicas if self.policy.safety else 0
+        return self.plan.plans.settings.wait_replicas if self.policy.safety else 0
 
     @property
     def shown(self) -> str:

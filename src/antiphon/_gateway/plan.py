@@ -32,7 +32,6 @@ from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guards
 from antiphon._gateway.watcher import Watcher
 from antiphon.decide.breaker import Breaker, Permit, Refusal
-from antiphon.decide.loop import LoopPolicy
 from antiphon.decide.retry import TokenBucket
 from antiphon.errors import ConfigError, InvalidInput
 from antiphon.keys import KeyMaker
@@ -133,7 +132,6 @@ class Policy:
         "deadline",
         "given_key",
         "inline",
-        "known_keys",
         "max_attempts",
         "max_elapsed_ms",
         "mode",
@@ -219,7 +217,6 @@ class Plan:
         "_settings",
         "approving",
         "bare",
-        "begin_prefix",
         "bind",
         "bound_loop",
         "breakers",
@@ -239,7 +236,6 @@ class Plan:
         "known_keys",
         "largest",
         "lease_ms",
-        "loops",
         "monotonic",
         "name",
         "off",
@@ -252,7 +248,6 @@ class Plan:
         "policy",
         "release",
         "renew_every",
-        "replicas",
         "reporter",
         "results",
         "reuses",
@@ -305,7 +300,7 @@ class Plan:
         """Calls use this plan: it is not stale, and there is something to do."""
         # what the tool says
         self.function: Callable[..., Any] = tool.function
-        self.bind: Callable[..., dict[str, Any]] = tool.quick_bind or _slow_bind(tool)
+        self.bind: Callable[..., dict[str, Any]] = tool.quick_bind or tool.bind
         plain = tool.kind == plans.inline_kind and tool.context_param is None and tool.name_set is not None
         self.inline: bool = plain and not tool.has_point
         self.idempotent: bool = spec.idempotent
@@ -321,7 +316,6 @@ class Plan:
         """Whether another process may take over a claim while this one is paused."""
         self.shows: bool = self.shared and not self.idempotent and not self.watched_only
         """Whether claims keep the arguments: others see them, and a lost worker leaves an unknown outcome."""
-        self.replicas: int = plans.settings.wait_replicas
         self.form: Form = Form(spec, tool.streams, tool.decode)
         # what its calls share
         self.clock: Clock = plans.clock
@@ -340,11 +334,9 @@ class Plan:
         self.hold: Callable[[Lease, float], None] = plans.leases.hold
         self.release: Callable[[Lease, None], float | None] = plans.leases.release
         self.guards: Guards = plans.guards
-        self.loops: LoopPolicy = plans.guards.policy
         self.tallies: Tallies = Tallies(None if self.off else reporter.metrics, tool)
         self.tally: Tally = self._first_tally
         """Counts a call that simply succeeded."""
-        self.begin_prefix = "" if shadow_of is None else "shadow."
         self.known_keys: dict[Place, Keys] = {} if shadow_of is None else shadow_of.known_keys
         self.policy: Policy = Policy(self, NO_OPTIONS)
         self.bare: Policy = Policy(self, NO_OPTIONS) if shadow_of is not None else self.policy
@@ -411,10 +403,6 @@ class Plan:
             self.known_keys.clear()
         made = self.known_keys[place] = (maker, template)
         return made
-
-
-def _slow_bind(tool: Tool) -> Callable[..., dict[str, Any]]:
-    return lambda *args, **kwargs: tool.bind(args, kwargs)
 
 
 _all_plans: weakref.WeakSet[Plans] = weakref.WeakSet()
@@ -547,7 +535,7 @@ class Plans:
         self.switches.take(settings)
         for tool in dict.fromkeys((*self._plans, *self.tools.values())):  # replaced ones may still be called
             before = tool.breaker_policy
-            tool.configure(tool.spec, settings)
+            tool.configure(settings)
             if tool.breaker_policy != before:
                 self.breakers.replace(tool)
         self.changed()

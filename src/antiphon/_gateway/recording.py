@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -41,47 +42,30 @@ class Form:
         self.meta: bytes = orjson.dumps(meta)[1:-1]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RunEntry:
     """The position of one call in its run, and what is written there."""
 
-    __slots__ = (
-        "_decisions",
-        "_form",
-        "_outside",
-        "_place",
-        "_shown",
-        "_start",
-        "approval",
-        "entered",
-        "finished",
-        "more",
-        "scope",
-        "site",
-        "together",
-    )
-
-    site: Site
-    _place: tuple[str, int]
+    scope: RunScope
+    _form: Form
+    together: bool
+    """Claims and events share a store, hence a transaction."""
+    approval: str = ""
+    """The policy by which a person must approve the call."""
+    entered: bool = False
+    finished: bool = False
+    """Whether the end of the call has been written."""
+    _decisions: tuple[Row, ...] = ()
+    _start: Sequence[Row] | None = None
+    """The start event until it is in the log."""
+    _outside: Any = None
+    more: bytes = b""
+    """Further entries of the start event's ``meta``, as JSON, each after a comma."""
+    site: Site = field(init=False)
+    _place: tuple[str, int] = field(init=False)
     """Lane and occurrence that identify the call: those of its site, unless the run is resumed."""
-    _shown: tuple[bytes, str, Any]
+    _shown: tuple[bytes, str, Any] = field(init=False)
     """The arguments as they may be written, their digest, and what redaction did, if anything."""
-
-    def __init__(self, scope: RunScope, form: Form, together: bool) -> None:
-        self.scope: RunScope = scope
-        self._form = form
-        self.together: bool = together
-        """Claims and events share a store, hence a transaction."""
-        self.approval: str = ""
-        """The policy by which a person must approve the call."""
-        self.entered: bool = False
-        self.finished: bool = False
-        """Whether the end of the call has been written."""
-        self._decisions: list[Row] = []
-        self._start: Sequence[Row] | None = None
-        """The start event until it is in the log."""
-        self._outside: Any = None
-        self.more: bytes = b""
-        """Further entries of the start event's ``meta``, as JSON, each after a comma."""
 
     def enter(self, arguments: dict[str, Any], params: bytes | tuple[str, str]) -> tuple[str, str]:
         """Take the next position in the run; returns the digests of *params*, which the claim needs, too."""
@@ -167,7 +151,7 @@ class RunEntry:
 
     def decide(self, what: str, detail: dict[str, Any], meta: dict[str, Any]) -> None:
         """Note a decision of the gateway; it is written with the outcome."""
-        self._decisions.append(self.scope.encode("decision", self.site, {"what": what, "detail": detail}, meta))
+        self._decisions += (self.scope.encode("decision", self.site, {"what": what, "detail": detail}, meta),)
 
     def ended(
         self,

@@ -42,18 +42,6 @@ def _flag(environment: Mapping[str, str], flag: str, default: bool) -> bool:
 class Switches:
     """Four flags and the staged tools. Setting one of them notifies those who made plans from them."""
 
-    __slots__ = (
-        "_changed",
-        "_settings",
-        "any_shadow",
-        "derive_keys",
-        "enabled",
-        "open_mode",
-        "shadow",
-        "tools_off",
-        "tools_shadow",
-    )
-
     def __init__(
         self,
         settings: Settings,

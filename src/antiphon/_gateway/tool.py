@@ -60,38 +60,6 @@ def awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
 class Tool:
     """One tool of one gateway, with everything that can be computed once."""
 
-    __slots__ = (
-        "accepts",
-        "approving",
-        "breaker_policy",
-        "certain",
-        "context_param",
-        "decode",
-        "defaults",
-        "full_name",
-        "function",
-        "has_point",
-        "key_of",
-        "kind",
-        "listed",
-        "name_set",
-        "names",
-        "origin",
-        "quick_bind",
-        "reconcile_wants_context",
-        "renew_every",
-        "required",
-        "retry",
-        "reuse_default",
-        "safe_outage",
-        "signature",
-        "spec",
-        "streams",
-        "timeout",
-        "ttl",
-        "undo",
-    )
-
     def __init__(self, function: Callable[..., Any], spec: ToolSpec, settings: Settings) -> None:
         self.function: Callable[..., Any] = function
         self.kind: Kind = kind_of(function)
@@ -110,13 +78,7 @@ class Tool:
                 hint=BIND,
             )
         plain = self.signature is not None and all(p.kind in _PLAIN for p in params)
-        self.names: tuple[str, ...] = (
-            tuple(p.name for p in params if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD) if plain else ()
-        )
         self.name_set: frozenset[str] | None = frozenset(p.name for p in params) if plain else None
-        self.defaults: dict[str, Any] = (
-            {p.name: p.default for p in params if p.default is not inspect.Parameter.empty} if plain else {}
-        )
         self.quick_bind: Callable[..., dict[str, Any]] | None = _binder(function, params) if plain else None
         """A function with the tool's own signature that returns the parameters by name."""
         self.required: tuple[str, ...]
@@ -133,12 +95,13 @@ class Tool:
         self.reconcile_wants_context: bool = spec.reconcile is not None and takes_two(spec.reconcile)
         _check_reconcile(spec, params)
         self.decode: Callable[[bytes], Any] = codec.decoder(_return_type(function, self.signature), self.full_name)
-        self.configure(spec, settings)
-
-    def configure(self, spec: ToolSpec, settings: Settings) -> None:
-        """Resolve every setting by precedence: code, then the tool's override, then the gateway's, then defaults."""
-        override = settings.tools.get(self.full_name) or settings.tools.get(spec.name) or ToolOverride()
         self.spec: ToolSpec = spec
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Resolve every setting by precedence: code, then the tool's override, then the gateway's, then defaults."""
+        spec = self.spec
+        override = settings.tools.get(self.full_name) or settings.tools.get(spec.name) or ToolOverride()
         self.retry: RetryPolicy = spec.retry or override.retry or settings.retry
         self.listed: ToolSpec = spec if self.retry is spec.retry else msgspec.structs.replace(spec, retry=self.retry)
         """The spec with the effective error lists."""
@@ -186,17 +149,12 @@ class Tool:
         """The parameters in their recorded form, with each serialiser applied to its own."""
         return serialised(params, self.spec.serialisers) if self.spec.serialisers else params
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Named parameters of a Python call, defaults included; ``TypeError`` as Python would raise it."""
-        if self.quick_bind is not None and (self.context_param is None or self.context_param not in kwargs):
-            return self.quick_bind(*args, **kwargs)
-        return self._bind_slowly(args, kwargs)
-
-    def _bind_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def bind(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """:attr:`quick_bind` for any signature: named parameters of a Python call, defaults included."""
         if self.signature is None:
             if args:
                 raise InvalidInput(f"{self.full_name} has no readable signature: pass its parameters by name.")
-            return dict(kwargs)
+            return kwargs
         signature = self.signature
         if self.context_param is not None and self.context_param not in kwargs:
             signature = signature.replace(

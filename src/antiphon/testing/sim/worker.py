@@ -524,7 +524,8 @@ def tool_of(function: Callable[..., Any], spec: ToolSpec, settings: Settings) ->
     if found is None:
         found = _known[asked] = Tool(function, spec, settings)
     tool = copy(found)
-    tool.configure(spec, settings)
+    tool.spec = spec
+    tool.configure(settings)
     return tool
 
 
