@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,6 +32,7 @@ from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, InvalidInput, class_name, raised_again
 from antiphon.ops.app import Antiphon, current
 
+G = TypeVar("G", Gateway, AsyncGateway)
 Body = Callable[[dict[str, Any]], Any]
 _BUDGET = RetryBudget(max_attempts=1000, max_elapsed_ms=86_400_000)
 """So large that the tool's own policy always decides."""
@@ -42,7 +43,7 @@ _NO_ID = re.compile(r"[^0-9A-Za-z]+")
 _SWITCH = re.compile(r"(?<=[0-9])[A-Za-z]|(?<=[A-Za-z])[0-9]")
 _DRAWN, _SWITCHES = 16, 3
 
-_body: ContextVar[Body] = ContextVar("antiphon_tool_body")
+_making: ContextVar[_Making] = ContextVar("antiphon_tool_call")
 
 
 class Place(NamedTuple):
@@ -79,7 +80,11 @@ class Given(NamedTuple):
     """The approval question, if the call needs approval; its arguments are masked."""
 
 
-def specs_of(tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None) -> dict[str, ToolSpec]:
+Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
+"""What ``protect(…, tools=)`` takes."""
+
+
+def specs_of(tools: Tools) -> dict[str, ToolSpec]:
     """Declared tools by name, from specs or a mapping such as ``{"send_email": {"idempotent": False}}``."""
     if tools is None:
         return {}
@@ -98,32 +103,6 @@ def _with_turn(spec: ToolSpec) -> ToolSpec:
 
 Through = Antiphon | Gateway | AsyncGateway
 """What ``protect(…, gateway=)`` takes: a gateway of the right kind, or the object that has both kinds."""
-
-
-class _One:
-    """A single gateway in place of an application; it only serves calls of its own kind."""
-
-    def __init__(self, given: Gateway | AsyncGateway) -> None:
-        self._given = given
-
-    @property
-    def gateway(self) -> Gateway:
-        if not isinstance(self._given, Gateway):
-            raise _other_kind("synchronously", "a Gateway")
-        return self._given
-
-    @property
-    def async_gateway(self) -> AsyncGateway:
-        if not isinstance(self._given, AsyncGateway):
-            raise _other_kind("asynchronously", "an AsyncGateway")
-        return self._given
-
-
-def _other_kind(how: str, needed: str) -> InvalidInput:
-    return InvalidInput(
-        f"The framework makes this call {how}: gateway= must be {needed}.",
-        hint="antiphon.Antiphon(...) has a gateway of either kind: protect(..., gateway=app).",
-    )
 
 
 class Approving(NamedTuple):
@@ -145,13 +124,21 @@ class GuardedTools:
 
     def __init__(self, specs: Mapping[str, ToolSpec], through: Through | None = None) -> None:
         self._specs = dict(specs)
-        self._app = through if through is None or isinstance(through, Antiphon) else _One(through)
+        self._through = through
         self._turns: OrderedDict[tuple[str, str], TurnState] = OrderedDict()
 
-    @property
-    def app(self) -> Antiphon | _One:
-        """The target of the calls: the given one, or else the current application."""
-        return self._app if self._app is not None else current()
+    def _gateway(self, kind: type[G]) -> G:
+        """The gateway for calls of one kind: the given one, or that of the given or current application."""
+        through = current() if self._through is None else self._through
+        if isinstance(through, Antiphon):
+            through = through.gateway if kind is Gateway else through.async_gateway
+        if not isinstance(through, kind):
+            how, needed = ("synchronously", "a Gateway") if kind is Gateway else ("asynchronously", "an AsyncGateway")
+            raise InvalidInput(
+                f"The framework makes this call {how}: gateway= must be {needed}.",
+                hint="antiphon.Antiphon(...) has a gateway of either kind: protect(..., gateway=app).",
+            )
+        return through
 
     def spec(self, name: str, description: str = "") -> ToolSpec:
         """The declared spec; an undeclared tool is treated as not idempotent."""
@@ -164,10 +151,9 @@ class GuardedTools:
         self, spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body, approving: Approving = NOBODY
     ) -> Given:
         """One synchronous call; an exception raised by the tool propagates unchanged."""
-        gateway = self.app.gateway
+        gateway = self._gateway(Gateway)
         _registered(gateway, spec, _run)
-        failure = _Failure(body)
-        return drive(self._call(gateway, spec, arguments, place, failure, failure.run, approving))
+        return drive(self._call(gateway, spec, arguments, place, _Making(body), approving))
 
     async def call_async(
         self,
@@ -178,10 +164,9 @@ class GuardedTools:
         approving: Approving = NOBODY,
     ) -> Given:
         """One asynchronous call."""
-        gateway = self.app.async_gateway
+        gateway = self._gateway(AsyncGateway)
         _registered(gateway, spec, _run_async)
-        failure = _Failure(body)
-        return await self._call(gateway, spec, arguments, place, failure, failure.run_async, approving)
+        return await self._call(gateway, spec, arguments, place, _Making(body), approving)
 
     async def _call(
         self,
@@ -189,12 +174,11 @@ class GuardedTools:
         spec: ToolSpec,
         arguments: Mapping[str, Any],
         place: Place,
-        failure: _Failure,
-        body: Body,
+        making: _Making,
         approving: Approving,
     ) -> Given:
         """Make the call, suspending only with an async gateway; a call without an id is identified by position (D2)."""
-        with self._around(place, body):
+        with self._around(place, making):
             if place.call_id is None:
                 alone = TurnState(SessionState(_session(place), "default"))
                 call = gateway.named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None, place.key)
@@ -206,7 +190,7 @@ class GuardedTools:
                         tied, counted_in = True, ""
                     call.options = call.options._replace(by_id=tied, counted_in=counted_in)
             if isinstance(call, ToolResultEnvelope):
-                return failure.given(call)
+                return making.given(call)
             if approving is not NOBODY:
                 if approving.only_asks and not needed(call.plan, call.arguments):
                     return Given(None, False)
@@ -214,18 +198,18 @@ class GuardedTools:
                 if approving.verdict is not None and approving.shown_in:  # people may have changed the arguments
                     call.options = call.options._replace(by_id=False)
             outcome = gateway.run(call)
-            return failure.outcome(gateway, call, outcome if isinstance(outcome, Outcome) else await outcome)
+            return making.outcome(gateway, call, outcome if isinstance(outcome, Outcome) else await outcome)
 
     @contextmanager
-    def _around(self, place: Place, body: Body) -> Iterator[None]:
-        token = _body.set(body)
+    def _around(self, place: Place, making: _Making) -> Iterator[None]:
+        token = _making.set(making)
         turn = active_turn.set(self._turn(place)) if place.turn is not None else None
         try:
             yield
         finally:
             if turn is not None:
                 active_turn.reset(turn)
-            _body.reset(token)
+            _making.reset(token)
 
     def _turn(self, place: Place) -> TurnState:
         session = _session(place)
@@ -246,26 +230,12 @@ def _is_random(call_id: str) -> bool:
     )
 
 
-class _Failure:
-    """Runs the body and keeps its exception, so that the framework sees the original."""
+class _Making:
+    """A call being made: its body, and the exception that it raised, so that the framework sees the original."""
 
-    def __init__(self, body: Callable[[dict[str, Any]], Any]) -> None:
-        self._body = body
-        self._error: BaseException | None = None
-
-    def run(self, params: dict[str, Any]) -> Any:
-        try:
-            return self._body(params)
-        except Exception as error:
-            self._error = error
-            raise
-
-    async def run_async(self, params: dict[str, Any]) -> Any:
-        try:
-            return await self._body(params)
-        except Exception as error:
-            self._error = error
-            raise
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self.error: BaseException | None = None
 
     def outcome(self, gateway: Gateway | AsyncGateway, call: GuardedCall, outcome: Outcome) -> Given:
         """The result for the framework; a replay raises the exception that the tool raised when recorded."""
@@ -273,8 +243,8 @@ class _Failure:
             return Given(None, False, outcome.code, results.denied(call, outcome).details)
         if outcome.code == REQUIRED:
             return self._asked(call, gateway.answer(call, outcome))
-        if self._error is None and outcome.exception is not None and not _is_ours(outcome.exception):
-            self._error = _in_its_words(call, outcome.exception)
+        if self.error is None and outcome.exception is not None and not _is_ours(outcome.exception):
+            self.error = _in_its_words(call, outcome.exception)
         return self.given(gateway.answer(call, outcome))
 
     def _asked(self, call: GuardedCall, result: ToolResultEnvelope) -> Given:
@@ -292,9 +262,9 @@ class _Failure:
     def given(self, result: ToolResultEnvelope) -> Given:
         if result.ok:
             return Given(result.content, True, reused=result.from_cache)
-        if self._error is not None:
-            self._error.add_note(f"antiphon: {result.tool_name}: {result.code}")
-            raise self._error
+        if self.error is not None:
+            self.error.add_note(f"antiphon: {result.tool_name}: {result.code}")
+            raise self.error
         message = "" if not result.error else result.error.message
         return Given(None, False, result.code, message, result.from_cache)
 
@@ -317,11 +287,21 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _run(**params: Any) -> Any:
-    return _body.get()(params)
+    making = _making.get()
+    try:
+        return making.body(params)
+    except Exception as error:
+        making.error = error
+        raise
 
 
 async def _run_async(**params: Any) -> Any:
-    return await _body.get()(params)
+    making = _making.get()
+    try:
+        return await making.body(params)
+    except Exception as error:
+        making.error = error
+        raise
 
 
 def _registered(gateway: Any, spec: ToolSpec, function: Callable[..., Any]) -> None:

@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -35,7 +35,7 @@ from langgraph.types import Command, Interrupt, interrupt
 from antiphon._gateway import codec
 from antiphon._gateway.plan import Verdict
 from antiphon._scope import RunScope, current_scope
-from antiphon.adapters._calls import Approving, Body, Given, GuardedTools, Place, Through, specs_of
+from antiphon.adapters._calls import Approving, Body, Given, GuardedTools, Place, Through, Tools, specs_of
 from antiphon.adapters._model import (
     NATIVE,
     Asking,
@@ -344,9 +344,6 @@ def paused(interrupt: GraphInterrupt) -> Paused:
 def interrupt_again(message: str) -> GraphInterrupt:
     """Restore a recorded interrupt."""
     return GraphInterrupt(tuple(Interrupt(**item) for item in json.loads(message or "[]")))
-
-
-Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
 
 
 _ANSWER = {"decision": "approve or deny", "by": "who decides", "reason": "told to the model when denied"}

@@ -14,6 +14,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import zip_longest
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -86,14 +87,15 @@ def is_listening(method: str, headers: Mapping[str, str]) -> bool:
 
 def read_request(content: bytes) -> Request | None:
     """The message in a request body; ``None`` if it is not JSON-RPC."""
-    try:
-        body = orjson.loads(content)
-    except orjson.JSONDecodeError:
+    return request_in(parsed(content))
+
+
+def request_in(message: Any) -> Request | None:
+    """A parsed message as a request; ``None`` if it is not JSON-RPC, or has no method."""
+    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0" or not isinstance(message.get("method"), str):
         return None
-    if not isinstance(body, dict) or body.get("jsonrpc") != "2.0" or not isinstance(body.get("method"), str):
-        return None
-    params = body.get("params")
-    return Request(body.get("id"), body["method"], params if isinstance(params, dict) else {})
+    params = message.get("params")
+    return Request(message.get("id"), message["method"], params if isinstance(params, dict) else {})
 
 
 _GUARDED = "mcp calls that a guard records"
@@ -328,7 +330,7 @@ def replayed(answer: Answer, request: Request) -> Replayed | None:
     refused = response_in(answer.value, request) if answer.outcome == "error" else None
     if refused is not None:
         return refused
-    told = [(notice_for(message, request), gap) for message, gap in _timed(answer)]
+    told = [(notice_for(message, request), gap) for message, gap in timed(answer)]
     notices = [(event_of(encoded(message)), gap) for message, gap in told if message is not None]
     stays = request.method == LISTEN
     if answer.outcome == "error" and not stays:
@@ -340,10 +342,10 @@ def replayed(answer: Answer, request: Request) -> Replayed | None:
     return Replayed(200, "text/event-stream", [event for event, _ in notices], [gap for _, gap in notices], stays=stays)
 
 
-def _timed(answer: Answer) -> Iterator[tuple[Any, float]]:
-    gaps = answer.meta.get("gapsMs", ())
-    for number, chunk in enumerate(answer.chunks or ()):
-        yield chunk, gaps[number] if number < len(gaps) else 0.0
+def timed(answer: Answer) -> list[tuple[Any, float]]:
+    """The chunks of a recorded answer, each with the pause before it in ms."""
+    chunks = list(answer.chunks or ())
+    return list(zip_longest(chunks, answer.meta.get("gapsMs", ())[: len(chunks)], fillvalue=0.0))
 
 
 def content_of(answer: Answer, request: Request) -> bytes:

@@ -75,7 +75,7 @@ class Codec(NamedTuple):
     """… and back."""
     whole: Callable[[list[Any]], Any]
     """Joins all chunks into one response."""
-    parts: Callable[[Any], list[Any]] | None = None
+    parts: Callable[[Any], list[Any]]
     """Splits a response that was not streamed into the data of chunks."""
 
 
@@ -132,7 +132,7 @@ async def _open_stream(
     answer = await boundary.answer()
     await boundary.start()
     if answer is not None:
-        if answer.chunks is None and answer.outcome != "error" and codec.parts is not None:
+        if answer.chunks is None and answer.outcome != "error":
             answer = answer._replace(chunks=codec.parts(asking.unpack(answer.value)))
         await boundary.give(answer)
         return ReplayedStream.of(answer, codec.decode, raised_by_model)

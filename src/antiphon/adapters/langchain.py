@@ -26,11 +26,10 @@ from langgraph.prebuilt.tool_node import ToolCallRequest  # noqa: E402
 
 from antiphon._gateway import codec  # noqa: E402
 from antiphon._gateway.recording import recordable  # noqa: E402
-from antiphon.adapters._calls import Through  # noqa: E402
+from antiphon.adapters._calls import Through, Tools  # noqa: E402
 from antiphon.adapters._langchain_calls import (  # noqa: E402
     RecordedChatModel,
     ToolCalls,
-    Tools,
     asking,
     chat_model,
     pack_messages,

@@ -11,9 +11,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+
+import msgspec
 
 from antiphon.adapters._need import need
 
@@ -22,7 +24,7 @@ need("mcp")
 from mcp import MCPError  # noqa: E402
 from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, InputRequiredResult  # noqa: E402
 
-from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
+from antiphon.adapters._calls import GuardedTools, Place, Through, Tools, specs_of  # noqa: E402
 from antiphon.adapters._mcp import APPROVAL, ERROR, UNEXECUTED, guarded, leg_of, recorded_stdio  # noqa: E402
 from antiphon.adapters._model import recorded_here  # noqa: E402
 from antiphon.adapters.httpx import client_options  # noqa: E402
@@ -36,9 +38,6 @@ log: logging.Logger = logging.getLogger("antiphon.mcp")
 
 class NotExecuted(MCPError):
     """The server refused a call before executing it (codes -32020 to -32022), so nothing happened."""
-
-
-"""The key of the approval question in the result of a call that needs approval."""
 
 
 def suggested_spec(tool: Any, *, namespace: str, trusted: bool) -> tuple[ToolSpec, str]:
@@ -71,7 +70,7 @@ class GuardedClient:
         self,
         client: Any,
         server: str,
-        tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None,
+        tools: Tools = None,
         *,
         trusted: bool = False,
         session: str | None = None,
@@ -80,7 +79,7 @@ class GuardedClient:
         self._client = client
         self._namespace = f"mcp.{server}"
         declared = specs_of(tools)
-        self._specs = {name: _certain(_moved(spec, self._namespace)) for name, spec in declared.items()}
+        self._specs = {name: _certain(spec, self._namespace) for name, spec in declared.items()}
         self._declared = frozenset(declared)
         self._trusted = trusted
         self._session = session
@@ -97,7 +96,7 @@ class GuardedClient:
                 log.info("%s/%s: the operator's declaration applies", self._namespace, tool.name)
                 continue
             spec, source = suggested_spec(tool, namespace=self._namespace, trusted=self._trusted)
-            self._specs[tool.name] = _certain(spec)
+            self._specs[tool.name] = _certain(spec, self._namespace)
             log.info(
                 "%s/%s: idempotent=%s by %s", self._namespace, tool.name, self._specs[tool.name].idempotent, source
             )
@@ -123,8 +122,8 @@ class GuardedClient:
         """
         spec = self._specs.get(name)
         if spec is None:
-            fresh = ToolSpec(name=name, namespace=self._namespace, idempotent=False, reuse="turn")
-            spec = self._specs[name] = _certain(fresh)
+            fresh = ToolSpec(name=name, idempotent=False, reuse="turn")
+            spec = self._specs[name] = _certain(fresh, self._namespace)
         leg = leg_of(options.get("request_state"), options.get("input_responses"))
         if call_id is not None and leg is not None:
             call_id = f"{call_id}:{leg}"
@@ -178,17 +177,11 @@ def _of_the_protocol(failure: CallFailed) -> Exception:
     return (NotExecuted if kind.endswith(".NotExecuted") else MCPError)(code, failure.message)
 
 
-def _certain(spec: ToolSpec) -> ToolSpec:
-    """The spec with the errors that mean that the tool was not executed."""
-    import msgspec
-
-    return msgspec.structs.replace(spec, certain_errors=(*spec.certain_errors, NotExecuted))
-
-
-def _moved(spec: ToolSpec, namespace: str) -> ToolSpec:
-    import msgspec
-
-    return msgspec.structs.replace(spec, namespace=namespace) if spec.namespace == "tools" else spec
+def _certain(spec: ToolSpec, namespace: str) -> ToolSpec:
+    """The spec in the server's namespace, with the errors that mean that the tool was not executed."""
+    if spec.namespace != "tools":  # the operator declared another one
+        namespace = spec.namespace
+    return msgspec.structs.replace(spec, namespace=namespace, certain_errors=(*spec.certain_errors, NotExecuted))
 
 
 def protect(
@@ -196,7 +189,7 @@ def protect(
     *,
     server: str,
     gateway: Through | None = None,
-    tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None,
+    tools: Tools = None,
     trusted: bool = False,
     session: str | None = None,
 ) -> GuardedClient:

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import json
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import cache
 from inspect import signature
 from typing import Any, TypeVar, get_args
@@ -41,16 +41,14 @@ from antiphon._gateway.ids import uuid7  # noqa: E402
 from antiphon._gateway.plan import Verdict  # noqa: E402
 from antiphon._recording.plain import dump  # noqa: E402
 from antiphon._scope import current_scope  # noqa: E402
-from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, specs_of  # noqa: E402
+from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, Tools, specs_of  # noqa: E402
 from antiphon.adapters._model import Asking, Codec, ask_async, recording_scope, stream_async  # noqa: E402
-from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
 
 __all__ = ["RecordedModel", "RecordedProvider", "guard_tool", "protect"]
 
 _RUN = "_antiphon_run"
 _NAME = "openai-agents"
-Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
 A = TypeVar("A", bound=Agent[Any])
 
 _SETTINGS = {
@@ -144,9 +142,7 @@ class RecordedModel(Model):
         **options: Any,
     ) -> Asking:
         name = getattr(self._inner, "model", None)
-        offered = [_tool(tool) for tool in tools] if tools else []
-        if handoffs:
-            offered += [_handoff(handoff) for handoff in handoffs]
+        offered = [_tool(tool) for tool in (*(tools or ()), *(handoffs or ()))]
         body: dict[str, Any] = {
             "model": name if isinstance(name, str) else type(self._inner).__name__,
             "input": _plain(input),
@@ -296,24 +292,13 @@ def _arguments(text: str) -> dict[str, Any]:
 
 def _tool(tool: Any) -> dict[str, Any]:
     if isinstance(tool, FunctionTool):
-        return {
-            "type": "function",
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.params_json_schema,
-            "strict": tool.strict_json_schema,
-        }
-    return {"type": str(getattr(tool, "name", type(tool).__name__))}
-
-
-def _handoff(handoff: Handoff[Any, Any]) -> dict[str, Any]:
-    return {
-        "type": "function",
-        "name": handoff.tool_name,
-        "description": handoff.tool_description,
-        "parameters": handoff.input_json_schema,
-        "strict": handoff.strict_json_schema,
-    }
+        name, description, parameters = tool.name, tool.description, tool.params_json_schema
+    elif isinstance(tool, Handoff):
+        name, description, parameters = tool.tool_name, tool.tool_description, tool.input_json_schema
+    else:
+        return {"type": str(getattr(tool, "name", type(tool).__name__))}
+    function = {"type": "function", "name": name, "description": description, "parameters": parameters}
+    return {**function, "strict": tool.strict_json_schema}
 
 
 def _plain(value: Any) -> Any:

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -42,9 +42,8 @@ from antiphon._gateway.plan import Verdict  # noqa: E402
 from antiphon._lineage import permitted  # noqa: E402
 from antiphon._recording.plain import dump  # noqa: E402
 from antiphon._scope import RunScope  # noqa: E402
-from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, specs_of  # noqa: E402
+from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, Tools, specs_of  # noqa: E402
 from antiphon.adapters._model import NATIVE, Asking, ask_async, chat_response, recording_scope  # noqa: E402
-from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.errors import Paused  # noqa: E402
 
 __all__ = ["Reliable", "protect"]
@@ -74,7 +73,7 @@ class Reliable(AbstractCapability[Any]):
     """
 
     session: str | None = None
-    declared: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None
+    declared: Tools = None
     app: Through | None = None
     _guard: GuardedTools = field(init=False, repr=False, compare=False)
 
@@ -213,7 +212,7 @@ def protect(
     agent: AbstractAgent[D, R],
     *,
     gateway: Through | None = None,
-    tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None,
+    tools: Tools = None,
     session: str | None = None,
 ) -> AbstractAgent[D, R]:
     """The agent with its model requests recorded and its tools behind the gateway; use it like the original.

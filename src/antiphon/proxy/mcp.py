@@ -575,7 +575,7 @@ def checked(body: bytes) -> _mcp.Request | None:
     _check_names(body, message)
     if "method" not in message:
         return None
-    asked, place = _mcp.read_request(body), message.get("id")
+    asked, place = _mcp.request_in(message), message.get("id")
     if asked is None or isinstance(place, bool) or not isinstance(place, (str, int, float, type(None))):
         raise _malformed(
             INVALID_REQUEST, 'A message has "jsonrpc": "2.0", a method, and an id that is text or a number.'

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
-from itertools import zip_longest
 from typing import Any, Literal
 
 from antiphon._recording.run import Run
@@ -15,7 +14,7 @@ from antiphon._replay.by_content import ByContent
 from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._replay.strict import StrictInvoker
 from antiphon._scope import RunScope
-from antiphon.adapters._mcp import is_notice
+from antiphon.adapters._mcp import is_notice, timed
 from antiphon.contract.events import RunManifest
 from antiphon.decide.effects import block_message, reviewed_as
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayBlocked
@@ -57,11 +56,9 @@ class AnswerOrigin:
     def set_recorded(self, answer: Answer) -> None:
         """Note that *answer* came from the recording."""
         self.source = "recording"
-        gaps = answer.meta.get("gapsMs", ())
-        chunks = list(answer.chunks or ())
-        self.notices = list(zip_longest(chunks, gaps[: len(chunks)], fillvalue=0.0))
-        if chunks and not is_notice(chunks[-1]):
-            self.response = chunks[-1]
+        self.notices = timed(answer)
+        if self.notices and not is_notice(self.notices[-1][0]):
+            self.response = self.notices[-1][0]
 
 
 answer_origin: ContextVar[AnswerOrigin | None] = ContextVar("antiphon_proxy_answer_origin", default=None)
