@@ -19,10 +19,10 @@ from contextlib import suppress
 from contextvars import ContextVar
 from http import HTTPStatus
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
-from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
+from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec
 from antiphon.errors import InvalidInput, ResultNotKept
@@ -31,13 +31,15 @@ from antiphon.keys import key_text
 if TYPE_CHECKING:
     import asyncio
 
-G = TypeVar("G", bound=BaseGateway)
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 WSGIApplication = Callable[[dict[str, Any], Any], Iterable[bytes]]
+A = TypeVar("A")
+S = TypeVar("S")
+G = TypeVar("G", AsyncGateway, Gateway)
 
 MAX_BODY = 1_048_576
 _LONGEST_KEY = 255
@@ -98,21 +100,28 @@ class _Request:
 _current: ContextVar[_Request] = ContextVar("antiphon_request")
 
 
-class _Rules:
+class _Middleware(Generic[A, S, G]):
     """What both middlewares do with a request before and after the application."""
+
+    _kind: type[G]
 
     def __init__(
         self,
-        app: object,
-        gateway: BaseGateway,
-        principal: Callable[[Any], Any],
-        methods: Collection[str],
-        required: bool,
-        release: Collection[int],
-        max_body: int,
-        ttl: float,
-        reconcile: Callable[..., Any] | None,
+        app: A,
+        *,
+        principal: Callable[[S], Any],
+        gateway: G | None = None,
+        methods: Collection[str] = ("POST", "PATCH"),
+        required: bool = True,
+        release: Collection[int] = (),
+        max_body: int = MAX_BODY,
+        ttl: float = 86_400,
+        reconcile: Callable[..., Any] | None = None,
     ) -> None:
+        name = self._kind.__name__
+        self._gateway: G = getattr(import_module("antiphon"), name)() if gateway is None else gateway
+        if not isinstance(self._gateway, self._kind):
+            raise InvalidInput(f"The gateway of this middleware must be an antiphon.{name}.", path="$.gateway")
         if not callable(principal):
             raise InvalidInput(
                 "principal must be a function that returns the authenticated sender of a request.",
@@ -123,10 +132,11 @@ class _Rules:
             raise InvalidInput("app must be a web application.", path="$.app")
         if isinstance(methods, str):
             raise InvalidInput("methods must be a list of names, as in ('POST', 'PATCH').", path="$.methods")
-        self.methods = frozenset(method.upper() for method in methods)
-        self.required = required
-        self.release = frozenset(release)
-        self.max_body = max_body
+        self._app, self._principal = app, principal
+        self._methods = frozenset(method.upper() for method in methods)
+        self._required = required
+        self._release = frozenset(release)
+        self._max_body = max_body
         spec = ToolSpec(
             name="request",
             namespace="http",
@@ -138,19 +148,19 @@ class _Rules:
             key_ttl=ttl,
             reconcile=reconcile,
         )
-        known = gateway.tools.get("http/request")
+        known = self._gateway.tools.get("http/request")
         if known is not None and known != spec:
             raise InvalidInput(
                 "This gateway guards another application with another ttl or reconcile.",
                 path="$.gateway",
                 hint="Give each application a gateway of its own; they can share a store.",
             )
-        gateway.register(_request_async if isinstance(gateway, AsyncGateway) else _request, spec)
+        self._gateway.register(_request_async if isinstance(self._gateway, AsyncGateway) else _request, spec)
 
-    def key(self, lines: list[str]) -> str | None:
+    def _key(self, lines: list[str]) -> str | None:
         """The key in the header lines; ``None`` if there is none and none is required."""
         if not lines:
-            if self.required:
+            if self._required:
                 raise _Refused(400, "idempotency_key_missing", "This operation needs an Idempotency-Key header.")
             return None
         text = lines[0].strip()
@@ -161,12 +171,12 @@ class _Rules:
             raise _Refused(400, "idempotency_key_invalid", f"The Idempotency-Key header must be {what}.")
         return key
 
-    def fits(self, size: int) -> None:
-        if size > self.max_body:
-            detail = f"The body of this operation can have {self.max_body} bytes at most."
+    def _fits(self, size: int) -> None:
+        if size > self._max_body:
+            detail = f"The body of this operation can have {self._max_body} bytes at most."
             raise _Refused(413, "body_too_large", detail)
 
-    def envelope(self, key: str, principal: object, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _envelope(self, key: str, principal: object, arguments: dict[str, Any]) -> dict[str, Any]:
         """The call that represents the request."""
         if not isinstance(principal, str) or not principal:
             raise _Refused(401, "principal_missing", "The sender of this request is not known.")
@@ -183,18 +193,18 @@ class _Rules:
             "trace": {},
         }
 
-    def kept(self, response: _Response) -> dict[str, Any]:
+    def _kept(self, response: _Response) -> dict[str, Any]:
         """The response as the recorded result of the call."""
-        if response.status in self.release:
+        if response.status in self._release:
             raise _Released(response)
         if response.status >= 500:
             raise _Failed(response)
         headers = [list(pair) for pair in response.headers if pair[0].lower() != "content-length"]
         return {"status": response.status, "headers": headers, **_data(response.body)}
 
-    def answer(self, request: _Request, result: ToolResultEnvelope) -> _Response:
+    def _answer(self, request: _Request, result: ToolResultEnvelope) -> _Response:
         """The response in the result; re-raises what the application raised."""
-        if isinstance(request.error, (_Released, _Failed)):
+        if isinstance(request.error, _Answered):
             return request.error.response
         if request.error is not None:
             raise request.error
@@ -211,28 +221,20 @@ class _Rules:
         return _Response(kept["status"], headers, body)
 
 
-def _gateway(name: str, kind: type[G], given: G | None) -> G:
-    """The given gateway, or else the configured one of *kind*."""
-    gateway = getattr(import_module("antiphon"), name)() if given is None else given
-    if not isinstance(gateway, kind):
-        raise InvalidInput(f"The gateway of this middleware must be an antiphon.{name}.", path="$.gateway")
-    return gateway
+class _Answered(Exception):
+    """A response that is not a recorded result."""
+
+    def __init__(self, response: _Response) -> None:
+        super().__init__(f"the application answered {response.status}")
+        self.response = response
 
 
-class _Released(DidNotHappen):
+class _Released(_Answered, DidNotHappen):
     """A response that means that nothing happened."""
 
-    def __init__(self, response: _Response) -> None:
-        super().__init__(f"the application answered {response.status}")
-        self.response = response
 
-
-class _Failed(Exception):
+class _Failed(_Answered):
     """A response that leaves the outcome unknown."""
-
-    def __init__(self, response: _Response) -> None:
-        super().__init__(f"the application answered {response.status}")
-        self.response = response
 
 
 def _intent(principal: str, key: str, **_: Any) -> tuple[str, str]:
@@ -264,7 +266,7 @@ def _arguments(method: str, path: str, query: str, kind: str, body: bytes) -> di
 # -- ASGI ----------------------------------------------------------------------------------------------------------
 
 
-class IdempotencyKey:
+class IdempotencyKey(_Middleware[Application, Scope, AsyncGateway]):
     """ASGI middleware: a request resent with its ``Idempotency-Key`` gets the first response.
 
     *principal* returns the authenticated sender (text) of an ASGI scope; it may be a coroutine function. It is part
@@ -281,31 +283,16 @@ class IdempotencyKey:
     >>> guarded = IdempotencyKey(app, principal=lambda scope: scope["user"], gateway=AsyncGateway(store="memory:"))
     """
 
-    def __init__(
-        self,
-        app: Application,
-        *,
-        principal: Callable[[Scope], Any],
-        gateway: AsyncGateway | None = None,
-        methods: Collection[str] = ("POST", "PATCH"),
-        required: bool = True,
-        release: Collection[int] = (),
-        max_body: int = MAX_BODY,
-        ttl: float = 86_400,
-        reconcile: Callable[..., Any] | None = None,
-    ) -> None:
-        self._app, self._principal = app, principal
-        self._gateway: AsyncGateway = _gateway("AsyncGateway", AsyncGateway, gateway)
-        self._rules = _Rules(app, self._gateway, principal, methods, required, release, max_body, ttl, reconcile)
+    _kind = AsyncGateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer from the record, or by the application."""
-        if scope["type"] != "http" or scope["method"] not in self._rules.methods:
+        if scope["type"] != "http" or scope["method"] not in self._methods:
             await self._app(scope, receive, send)
             return
         headers = [(bytes(name).lower(), bytes(value).decode("latin-1")) for name, value in scope["headers"]]
         try:
-            key = self._rules.key([value for name, value in headers if name == b"idempotency-key"])
+            key = self._key([value for name, value in headers if name == b"idempotency-key"])
             if key is None:
                 await self._app(scope, receive, send)
                 return
@@ -316,7 +303,7 @@ class IdempotencyKey:
             kind = next((value for name, value in headers if name == b"content-type"), "")
             query = bytes(scope.get("query_string", b"")).decode("latin-1")
             path = scope.get("root_path", "") + scope["path"]
-            envelope = self._rules.envelope(key, principal, _arguments(scope["method"], path, query, kind, body))
+            envelope = self._envelope(key, principal, _arguments(scope["method"], path, query, kind, body))
         except _Refused as refused:
             await _send(refused.response, send)
             return
@@ -330,7 +317,7 @@ class IdempotencyKey:
                 result = await self._gateway.execute(envelope)
             finally:
                 _current.reset(token)
-            await _send(self._rules.answer(request, result), send)
+            await _send(self._answer(request, result), send)
         except GeneratorExit:  # a coroutine being closed cannot await
             raise
         except BaseException as error:
@@ -346,11 +333,11 @@ class IdempotencyKey:
                 raise _Disconnected
             body += message.get("body", b"")
             more = message.get("more_body", False)
-            self._rules.fits(len(body))
+            self._fits(len(body))
         return bytes(body)
 
     async def _respond(self, running: _Running) -> dict[str, Any]:
-        return self._rules.kept(await running.response())
+        return self._kept(await running.response())
 
 
 class _Running:
@@ -438,7 +425,7 @@ async def _send(response: _Response, send: Send) -> None:
 # -- WSGI ----------------------------------------------------------------------------------------------------------
 
 
-class IdempotencyKeyWSGI:
+class IdempotencyKeyWSGI(_Middleware[WSGIApplication, dict[str, Any], Gateway]):
     """WSGI middleware: :class:`IdempotencyKey` for Flask, Django and other synchronous applications.
 
     *principal* returns the authenticated sender (text) of a WSGI environ; the other options are the same.
@@ -448,37 +435,22 @@ class IdempotencyKeyWSGI:
     >>> guarded = IdempotencyKeyWSGI(app, principal=lambda environ: "ada", gateway=Gateway(store="memory:"))
     """
 
-    def __init__(
-        self,
-        app: WSGIApplication,
-        *,
-        principal: Callable[[dict[str, Any]], Any],
-        gateway: Gateway | None = None,
-        methods: Collection[str] = ("POST", "PATCH"),
-        required: bool = True,
-        release: Collection[int] = (),
-        max_body: int = MAX_BODY,
-        ttl: float = 86_400,
-        reconcile: Callable[..., Any] | None = None,
-    ) -> None:
-        self._app, self._principal = app, principal
-        self._gateway: Gateway = _gateway("Gateway", Gateway, gateway)
-        self._rules = _Rules(app, self._gateway, principal, methods, required, release, max_body, ttl, reconcile)
+    _kind = Gateway
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer from the record, or by the application."""
-        if environ["REQUEST_METHOD"] not in self._rules.methods:
+        if environ["REQUEST_METHOD"] not in self._methods:
             return self._app(environ, start_response)
         try:
             line = environ.get("HTTP_IDEMPOTENCY_KEY")
-            key = self._rules.key([] if line is None else [line])
+            key = self._key([] if line is None else [line])
             if key is None:
                 return self._app(environ, start_response)
             body = self._read(environ)
             path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
             query, kind = environ.get("QUERY_STRING", ""), environ.get("CONTENT_TYPE", "")
             arguments = _arguments(environ["REQUEST_METHOD"], path, query, kind, body)
-            envelope = self._rules.envelope(key, self._principal(environ), arguments)
+            envelope = self._envelope(key, self._principal(environ), arguments)
         except _Refused as refused:
             return _start(refused.response, start_response)
         answer = _Body()
@@ -486,7 +458,7 @@ class IdempotencyKeyWSGI:
         token = _current.set(request)
         try:
             result = self._gateway.execute(envelope)
-            answer.extend(_start(self._rules.answer(request, result), start_response))
+            answer.extend(_start(self._answer(request, result), start_response))
         except BaseException:
             answer.close()
             raise
@@ -499,9 +471,9 @@ class IdempotencyKeyWSGI:
             size = -1
         else:
             size = int(environ.get("CONTENT_LENGTH") or 0)
-            self._rules.fits(size)
-        body: bytes = environ["wsgi.input"].read(self._rules.max_body + 1 if size < 0 else size)
-        self._rules.fits(len(body))
+            self._fits(size)
+        body: bytes = environ["wsgi.input"].read(self._max_body + 1 if size < 0 else size)
+        self._fits(len(body))
         if len(body) < int(environ.get("CONTENT_LENGTH") or 0):
             detail = "The body of this request ended early. Nothing was processed. Send the whole request again."
             raise _Refused(400, "body_incomplete", detail)
@@ -521,7 +493,7 @@ class IdempotencyKeyWSGI:
         if not started:
             raise RuntimeError("The application sent no response.")
         status, headers = started[-1]
-        return self._rules.kept(_Response(int(status[:3]), headers, b"".join(parts)))
+        return self._kept(_Response(int(status[:3]), headers, b"".join(parts)))
 
 
 class _Body(list[bytes]):
