@@ -19,7 +19,7 @@ from antiphon._drive import drive
 from antiphon._gateway import results
 from antiphon._gateway.approval import needed
 from antiphon._gateway.call import GuardedCall
-from antiphon._gateway.gateway import AsyncGateway, Gateway
+from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome, said_in
 from antiphon._gateway.plan import Verdict
@@ -32,7 +32,7 @@ from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, InvalidInput, class_name, raised_again
 from antiphon.ops.app import Antiphon, current
 
-G = TypeVar("G", Gateway, AsyncGateway)
+G = TypeVar("G", bound=BaseGateway)
 Body = Callable[[dict[str, Any]], Any]
 _BUDGET = RetryBudget(max_attempts=1000, max_elapsed_ms=86_400_000)
 """So large that the tool's own policy always decides."""

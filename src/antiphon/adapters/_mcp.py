@@ -188,6 +188,21 @@ class EventReader:
         return left + b"\n\n" if left.strip() else b""
 
 
+async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The raw events of a stream, each as soon as it is complete."""
+    reader = EventReader()
+    async for chunk in chunks:
+        for event in reader.feed(chunk):
+            yield event
+    if rest := reader.rest():
+        yield rest
+
+
+def is_event_stream(response: Any) -> bool:
+    """Whether the body of an HTTP response is an event stream."""
+    return bool(response.headers.get("content-type", "").lower().startswith("text/event-stream"))
+
+
 def fields_of(event: bytes) -> dict[bytes, bytes]:
     """The fields of an event other than its data, such as its id."""
     lines = (line.partition(b":") for line in event.splitlines() if not line.startswith((b"data", b":")))

@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
-from antiphon._gateway.gateway import AsyncGateway, Gateway
+from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec
 from antiphon.errors import InvalidInput, ResultNotKept
@@ -39,7 +39,7 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 WSGIApplication = Callable[[dict[str, Any], Any], Iterable[bytes]]
 A = TypeVar("A")
 S = TypeVar("S")
-G = TypeVar("G", AsyncGateway, Gateway)
+G = TypeVar("G", bound=BaseGateway)
 
 MAX_BODY = 1_048_576
 _LONGEST_KEY = 255

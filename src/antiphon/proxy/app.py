@@ -18,8 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from antiphon.adapters import _mcp, _wire
-from antiphon.adapters._retries import retrying
+from antiphon.adapters import _mcp, _retries, _wire
 from antiphon.adapters.httpx import async_transport
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen
 from antiphon.decide.breaker import Refusal
@@ -30,7 +29,7 @@ from antiphon.host.http.endpoint import host_name, is_loopback, is_of_other_site
 from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import ClientDisconnected, Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
 from antiphon.proxy.costs import Unrecorded, unrecorded
-from antiphon.proxy.mcp import McpGuard
+from antiphon.proxy.mcp import McpGuard, is_known
 from antiphon.proxy.options import Breakers, ToolRules, deadline_of
 from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin, run_name
 from antiphon.proxy.upstreams import Upstream, end_to_end_headers, headers_by_name, with_readable_encodings
@@ -163,15 +162,18 @@ class Proxy:
     async def _serve(self, request: Request, receive: Any, answer: Reply) -> None:
         """Guard, record, replay or just forward a request for an upstream."""
         mode, transports = self._settings.mode, self._transports_to(request.upstream)
-        answer.mcp = request.body if request.upstream.mcp else None
-        asked = self._mcp.guards(request) if request.upstream.mcp else None
+        if request.upstream.mcp:
+            answer.mcp = request.body
+            request = request._replace(said=self._mcp.check(request))
+        asked = request.said
         known = request.upstream.mcp or request.asks is not None
         run: OpenRun | None = None
         if known and mode != "live":
             answer.run = run = await self.runs.open(request.client, request.run)
             run.requests += 1
             answer.headers.append((b"antiphon-run", run.run.id.encode()))
-        if asked is not None and (run is None or self._mcp.is_known(run.recording, request, asked)):
+        recording = None if run is None else run.recording
+        if asked is not None and asked.method == "tools/call" and is_known(recording, request.upstream.name, asked):
 
             async def send(after: str | None) -> Any:
                 outgoing = self.outgoing(request if after is None else _resuming(request, after))
@@ -179,7 +181,7 @@ class Proxy:
                 return await self._breakers.guard((request.upstream.name, ""), exchange, _not_sent)
 
             await self._mcp.call(request, asked, send, None if run is None else run.scope, receive, answer)
-        elif run is not None and request.upstream.mcp and mode != "replay" and not _expects_answer(request):
+        elif run is not None and request.upstream.mcp and mode != "replay" and (asked is None or asked.id is None):
             answer.headers.append((b"antiphon-recorded", b"no"))
             await self._forward(request, transports.plain, receive, answer)
         elif run is not None:
@@ -323,8 +325,8 @@ class Proxy:
                 from antiphon.proxy.sessions import SessionTransport
 
                 raw = SessionTransport(raw)
-            plain = _BreakerTransport(raw, upstream.name, self._breakers)
-            again = retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
+            plain = _with_breaker(raw, upstream.name, self._breakers)
+            again = _retries.retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
             found = self._transports[upstream.name] = _Transports(
                 raw, plain, again, async_transport(again, module="httpx")
             )
@@ -380,9 +382,6 @@ class Proxy:
         try:
             async with abort_on_disconnect(disconnect):
                 response = await transport.handle_async_request(outgoing)
-        except ClientDisconnected:
-            disconnect.cancel()
-            raise
         except httpx.RequestError as error:
             disconnect.cancel()
             status = 504 if isinstance(error, httpx.TimeoutException) else 502
@@ -392,7 +391,8 @@ class Proxy:
             disconnect.cancel()
             raise
         answer.headers.append((b"antiphon-source", origin.source.encode()))
-        if origin.source == "recording" and _initializes(request) and self._settings.mode == "record-new":
+        begins = request.said is not None and request.said.method == "initialize"
+        if origin.source == "recording" and begins and self._settings.mode == "record-new":
             session = self._transports_to(request.upstream).raw.begin(outgoing)
             answer.headers.append((b"mcp-session-id", session.encode()))
         try:
@@ -431,22 +431,18 @@ class _Transports(NamedTuple):
     recording: Any
 
 
-class _BreakerTransport:
-    """A transport with a circuit breaker per upstream and model."""
+def _with_breaker(inner: Any, upstream: str, breakers: Breakers) -> Any:
+    """The transport with a circuit breaker per upstream and model."""
 
-    def __init__(self, inner: Any, upstream: str, breakers: Breakers) -> None:
-        self._inner, self._upstream, self._breakers = inner, upstream, breakers
-
-    async def handle_async_request(self, request: Any) -> Any:
-        place = (self._upstream, request.extensions.get(_MODEL, ""))
-        return await self._breakers.guard(place, lambda: self._inner.handle_async_request(request), self._refused)
-
-    def _refused(self, refusal: Refusal) -> Exception:
-        text = f"The upstream {self._upstream} failed too often; requests are held back for a while."
+    def refused(refusal: Refusal) -> Exception:
+        text = f"The upstream {upstream} failed too often; requests are held back for a while."
         return Refused(503, "circuit_open", text, after_ms=refusal.retry_after_ms)
 
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+    async def guarded(_: Any, request: Any, send: Any) -> Any:
+        place = (upstream, request.extensions.get(_MODEL, ""))
+        return await breakers.guard(place, functools.partial(send, request), refused)
+
+    return _retries.transports("httpx")[1](inner, guarded)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -486,26 +482,11 @@ def _endpoint(method: str, path: bytes) -> _wire.Endpoint | None:
     return _wire.endpoint_of(method, unquote(path.decode("latin-1")))
 
 
-def _expects_answer(request: Request) -> bool:
-    """Whether an MCP message is a request, not a notification, a response or a listening stream."""
-    asked = _mcp.read_request(request.body) if request.method == "POST" else None
-    return asked is not None and asked.id is not None
-
-
-def _initializes(request: Request) -> bool:
-    """Whether it begins a session with an MCP server."""
-    asked = _mcp.read_request(request.body) if request.upstream.mcp else None
-    return asked is not None and asked.method == "initialize"
-
-
 def _listens(request: Request) -> bool:
     """Whether the answer is a stream of an MCP server that stays open."""
-    if not request.upstream.mcp:
-        return False
-    if request.method == "GET":
+    if request.upstream.mcp and request.method == "GET":
         return "text/event-stream" in request.named.get("accept", "")
-    asked = _mcp.read_request(request.body) if _mcp.LISTEN.encode() in request.body else None
-    return asked is not None and asked.method == _mcp.LISTEN
+    return request.said is not None and request.said.method == _mcp.LISTEN
 
 
 def _model_of(request: Request) -> str:

@@ -48,6 +48,8 @@ class Request(NamedTuple):
     """The model call that it makes, if any."""
     wait_s: float | None = None
     """How long the client waits, in seconds, if it says so."""
+    said: _mcp.Request | None = None
+    """The message to an MCP server that it brings, if any."""
 
 
 class ClientDisconnected(Exception):

@@ -17,7 +17,8 @@ import re
 import time
 from codecs import BOM_UTF8
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import orjson
@@ -97,8 +98,8 @@ class McpGuard:
         if self._running:
             await asyncio.wait(tuple(self._running), timeout=seconds)
 
-    def guards(self, request: Request) -> _mcp.Request | None:
-        """The tool call in a request; ``None`` for anything else, which is forwarded."""
+    def check(self, request: Request) -> _mcp.Request | None:
+        """The request in a client's message, if it may be passed on; ``None`` for a response, or no message."""
         for kept in self._kept.values():
             kept.confirmed(request.connection)
         if self._over and request.connection in self._over:
@@ -120,15 +121,7 @@ class McpGuard:
             sent = self._sent.get(_in_session(request, asked.params.get("requestId")))
             if sent is not None:
                 sent.cancel()
-        return asked if asked.method == "tools/call" else None
-
-    def is_known(self, recording: Recording | None, request: Request, asked: _mcp.Request) -> bool:
-        """Whether the recording has this tool as a guarded call rather than as a plain message."""
-        if recording is None:
-            return True
-        return f"mcp.{request.upstream.name}/{asked.params['name']}" in recording.by_name or not any(
-            name == asked.name for name in recording.by_name
-        )
+        return asked
 
     def _lost(self, rule: ToolRule) -> LostAnswers:
         place = (rule.window_s, rule.guard_handed_over)
@@ -178,59 +171,55 @@ class McpGuard:
             )
         return found
 
-    async def call(
+    async def make(
         self,
-        request: Request,
+        spec: ToolSpec,
         asked: _mcp.Request,
-        send: Send,
+        key: str,
+        body: Callable[[dict[str, Any]], Awaitable[Any]],
         scope: RunScope | None,
-        receive: Any,
-        answer: Reply,
+        origin: AnswerOrigin,
+    ) -> Given:
+        """Make the guarded call in the run of *scope*, or in none."""
+        answer_origin.set(origin)
+        if scope is not None:
+            scope.adopt()
+        with without_run() if scope is None else nullcontext():
+            return await self.tools.call_async(
+                spec, asked.params.get("arguments") or {}, Place(None, None, key=key), body
+            )
+
+    async def call(
+        self, request: Request, asked: _mcp.Request, send: Send, scope: RunScope | None, receive: Any, answer: Reply
     ) -> None:
         """Make the call or return the answer of the call it repeats; the rules say whether a disconnect cancels it."""
-        spec = self.spec(request.upstream.name, asked.params["name"])
         rule = self._rules.of(request.upstream.name, asked.params["name"])
-        arguments: dict[str, Any] = asked.params.get("arguments") or {}
+        exchange = _Exchange(request, asked, rule, send, scope)
         place = scope_of(request, asked)
         named = self.name_of(request.named.get("idempotency-key"), asked)
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
         try:
             if named is not None or (rule.read and rule.approve is None):
                 own = uuid7() if named is None else hashlib.sha256(named.encode()).hexdigest()
-                exchange = _Exchange(asked, send, request.wait_s)
-                task = self._start(request, spec, arguments, f"{place}:{own}", exchange, scope)
-                await self._deliver(exchange, task, disconnect, answer, rule, request.connection)
+                await self._deliver(exchange, self._start(exchange, f"{place}:{own}"), disconnect, answer)
             else:
-                await self._without_identity(
-                    request, asked, spec, rule, arguments, place, send, scope, disconnect, answer
-                )
+                await self._without_identity(exchange, place, disconnect, answer)
         finally:
             disconnect.cancel()
 
     async def _without_identity(
-        self,
-        request: Request,
-        asked: _mcp.Request,
-        spec: ToolSpec,
-        rule: ToolRule,
-        arguments: dict[str, Any],
-        place: str,
-        send: Send,
-        scope: RunScope | None,
-        disconnect: asyncio.Future[None],
-        answer: Reply,
+        self, exchange: _Exchange, place: str, disconnect: asyncio.Future[None], answer: Reply
     ) -> None:
         """A call that may be a resend; it waits until the fate of an equal call's answer is known."""
-        equal = f"{place}:{digest_of(arguments)}"
+        equal = f"{place}:{digest_of(exchange.asked.params.get('arguments') or {})}"
         async with abort_on_disconnect(disconnect):
             while (before := self._undecided.get(equal)) is not None:
                 await before.wait()
         decided = self._undecided[equal] = asyncio.Event()
-        lost, now = self._lost(rule), self._clock.monotonic
+        lost, now = self._lost(exchange.rule), self._clock.monotonic
         try:
             key = self.unapproved_key(equal) or lost.begin(equal, now(), f"{place}:{uuid7()}")
-            exchange = _Exchange(asked, send, request.wait_s)
-            task = self._start(request, spec, arguments, key, exchange, scope)
+            task = self._start(exchange, key)
 
             def settled(done: asyncio.Task[Any]) -> None:
                 failure = asyncio.CancelledError() if done.cancelled() else done.exception()
@@ -241,36 +230,21 @@ class McpGuard:
 
             task.add_done_callback(settled)
             try:
-                await self._deliver(exchange, task, disconnect, answer, rule, request.connection)
+                await self._deliver(exchange, task, disconnect, answer)
             except ClientDisconnected:
                 if self.unapproved_key(equal) != key:
                     lost.lost(equal, key, now())
                 raise
             if self.unapproved_key(equal) != key:
-                lost.handed_over(equal, key, request.connection, now())
+                lost.handed_over(equal, key, exchange.request.connection, now())
         finally:
             del self._undecided[equal]
             decided.set()
 
-    def _start(
-        self,
-        request: Request,
-        spec: ToolSpec,
-        arguments: dict[str, Any],
-        key: str,
-        exchange: _Exchange,
-        scope: RunScope | None,
-    ) -> asyncio.Task[Given]:
+    def _start(self, exchange: _Exchange, key: str) -> asyncio.Task[Given]:
         """Start the guarded call, which continues if its client disconnects."""
-        place = _in_session(request, exchange.asked.id)
-
-        async def made() -> Given:
-            answer_origin.set(exchange.origin)
-            if scope is not None:
-                scope.adopt()
-                return await self.tools.call_async(spec, arguments, Place(None, None, key=key), exchange.run)
-            with without_run():
-                return await self.tools.call_async(spec, arguments, Place(None, None, key=key), exchange.run)
+        request, asked = exchange.request, exchange.asked
+        spec, place = self.spec(request.upstream.name, asked.params["name"]), _in_session(request, asked.id)
 
         def ended(done: asyncio.Task[Any]) -> None:
             self._running.discard(done)
@@ -280,7 +254,7 @@ class McpGuard:
             if not done.cancelled():
                 done.exception()  # already reported to the client, if it is still there
 
-        task = asyncio.ensure_future(made())
+        task = asyncio.ensure_future(self.make(spec, asked, key, exchange.run, exchange.scope, exchange.origin))
         self._running.add(task)
         if "mcp-session-id" in request.named:  # without a session, clients may use the same ids
             self._sent[place] = exchange
@@ -288,13 +262,7 @@ class McpGuard:
         return task
 
     async def _deliver(
-        self,
-        exchange: _Exchange,
-        task: asyncio.Task[Given],
-        disconnect: asyncio.Future[None],
-        answer: Reply,
-        rule: ToolRule,
-        connection: object,
+        self, exchange: _Exchange, task: asyncio.Task[Given], disconnect: asyncio.Future[None], answer: Reply
     ) -> None:
         """Send the answer; raise :class:`ClientDisconnected` if the client leaves before the last byte is written."""
         try:
@@ -306,22 +274,23 @@ class McpGuard:
         except ClientDisconnected:
             log.debug("the answer to %s is lost: its client has left", exchange.asked.id)
             exchange.detach()
-            if rule.ends_with_client:
+            if exchange.rule.ends_with_client:
                 task.cancel()
             raise
         if log.isEnabledFor(logging.DEBUG):
             log.debug("the answer to %s is handed over", exchange.asked.id)
-            self._over[connection] = exchange.asked.id
+            self._over[exchange.request.connection] = exchange.asked.id
         await last()
 
 
 class _Exchange:
     """One call to the server and what comes back."""
 
-    def __init__(self, asked: _mcp.Request, send: Send, wait_s: float | None) -> None:
-        self.asked = asked
+    def __init__(
+        self, request: Request, asked: _mcp.Request, rule: ToolRule, send: Send, scope: RunScope | None
+    ) -> None:
+        self.request, self.asked, self.rule, self.scope = request, asked, rule, scope
         self._send = send
-        self._wait_s = wait_s
         self.events: asyncio.Queue[bytes | None] = asyncio.Queue()
         """Server events as received; ``None`` after the last."""
         self._taken = asyncio.Event()
@@ -367,7 +336,7 @@ class _Exchange:
         if self._is_cancelled:
             raise DidNotHappen("Its client has cancelled it.")
         self.notices = Notices()
-        async with asyncio.timeout(self._wait_s) as self._limit:
+        async with asyncio.timeout(self.request.wait_s) as self._limit:
             try:
                 self._response = await self._send(None)
                 return await self._read()
@@ -382,7 +351,7 @@ class _Exchange:
         headers = [
             (name, value) for name, value in end_to_end_headers(response.headers.raw) if name != b"content-encoding"
         ]
-        if response.status_code < 400 and _is_event_stream(response):
+        if response.status_code < 400 and _mcp.is_event_stream(response):
             self.head = (response.status_code, headers)
             return await self._follow()
         self.head, self.body = (response.status_code, headers), await _whole(response)
@@ -406,7 +375,7 @@ class _Exchange:
         """Read the answer from an event stream; a stream that ends early is resumed if the server supports it."""
         last, pause = "", _PAUSE_S
         while True:
-            async for event in _events(self._response):
+            async for event in _mcp.events(self._response.aiter_bytes()):
                 if event == BOM_UTF8 and last:  # allowed at the beginning only
                     continue
                 message = _mcp.message_of(event)
@@ -424,7 +393,7 @@ class _Exchange:
             await self._response.aclose()
             await asyncio.sleep(pause)
             self._response = await self._send(last)
-            if self._response.status_code != 200 or not _is_event_stream(self._response):
+            if self._response.status_code != 200 or not _mcp.is_event_stream(self._response):
                 raise ConnectionResetError("The server ended the stream without an answer, and does not go on with it.")
 
     async def deliver(self, task: asyncio.Task[Given], answer: Reply) -> Callable[[], Awaitable[None]]:
@@ -464,6 +433,13 @@ class _Exchange:
         data = _mcp.encoded(message)
         await answer.chunk(_mcp.event_of(data) if begun or notices else data)
         return answer.finish
+
+
+def is_known(recording: Recording | None, server: str, asked: _mcp.Request) -> bool:
+    """Whether the recording has this tool as a guarded call rather than as a plain message."""
+    if recording is None:
+        return True
+    return f"mcp.{server}/{asked.params['name']}" in recording.by_name or asked.name not in recording.by_name
 
 
 def value_of(message: Any) -> Any:
@@ -655,20 +631,6 @@ def _plain(text: str) -> str | None:
         return data.decode() if base64.b64encode(data).decode() == found[1] else None
     except (binascii.Error, UnicodeDecodeError, ValueError):
         return None
-
-
-def _is_event_stream(response: Any) -> bool:
-    return bool(response.headers.get("content-type", "").lower().startswith("text/event-stream"))
-
-
-async def _events(response: Any) -> AsyncIterator[bytes]:
-    """The raw events of a stream, each as soon as it is complete."""
-    reader = _mcp.EventReader()
-    async for chunk in response.aiter_bytes():
-        for event in reader.feed(chunk):
-            yield event
-    if rest := reader.rest():
-        yield rest
 
 
 async def _whole(response: Any) -> bytes:

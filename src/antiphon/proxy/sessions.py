@@ -155,12 +155,10 @@ class _Listening(httpx.AsyncByteStream):
 async def _answer_of(response: httpx.Response, request: httpx.Request) -> Any:
     """The message that answers *request*, from a body or an event stream, which may stay open."""
     asked = _mcp.read_request(request.content)
-    if asked is None or not response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+    if asked is None or not _mcp.is_event_stream(response):
         return _mcp.message_in(await response.aread())
-    reader = _mcp.EventReader()
-    async for chunk in response.aiter_bytes():
-        for event in reader.feed(chunk):
-            message = _mcp.message_of(event)
-            if _mcp.answers(message, asked):
-                return message
+    async for event in _mcp.events(response.aiter_bytes()):
+        message = _mcp.message_of(event)
+        if _mcp.answers(message, asked):
+            return message
     return None

@@ -16,9 +16,9 @@ import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._recording.boundary import Boundary
-from antiphon._scope import RunScope, without_run
+from antiphon._scope import RunScope
 from antiphon.adapters import _mcp
-from antiphon.adapters._calls import Given, Place
+from antiphon.adapters._calls import Given
 from antiphon.errors import AntiphonError, ReplayMiss
 from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import Refused
@@ -30,11 +30,12 @@ from antiphon.proxy.mcp import (
     checked,
     digest_of,
     given_again,
+    is_known,
     unknown,
     value_of,
 )
 from antiphon.proxy.options import ToolRules
-from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin, run_name
+from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, run_name
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -191,8 +192,8 @@ class Wrapped:
         is_call = asked.method == "tools/call"
         try:
             named = self._guard.name_of(None, asked) if is_call else None
-            known = self._run is None or self._run.recording is None or self._is_tool(asked.params.get("name"))
-            guarded = is_call and known
+            recording = None if self._run is None else self._run.recording
+            guarded = is_call and is_known(recording, self._server, asked)
             if self._run is not None:
                 self._run.requests += 1
             asks = is_call and self._guard.spec(self._server, asked.params["name"]).approve is not None
@@ -204,12 +205,6 @@ class Wrapped:
                 await self._recorded(asked, line, self._run.scope)
         except (AntiphonError, Refused) as error:
             self._fail(asked, error)
-
-    def _is_tool(self, name: Any) -> bool:
-        assert self._run is not None
-        assert self._run.recording is not None
-        by_name = self._run.recording.by_name
-        return f"mcp.{self._server}/{name}" in by_name or f"tools/call {name}" not in by_name
 
     async def _send(self, line: bytes) -> None:
         if self._process is not None:
@@ -247,7 +242,7 @@ class Wrapped:
         key = f"{place}:{own}" if own is not None else self._guard.unapproved_key(equal) or f"{place}:{uuid7()}"
         begun = asyncio.Event()
         heard: list[tuple[bytes, Any]] = []
-        origin = AnswerOrigin()
+        origin, scope = AnswerOrigin(), None if self._run is None else self._run.scope
 
         async def body(params: dict[str, Any]) -> Any:
             future = self._waiting[asked.id] = asyncio.get_running_loop().create_future()
@@ -263,21 +258,12 @@ class Wrapped:
                 await notices.write()
             return value_of(heard[0][1])
 
-        async def made() -> Given:
-            answer_origin.set(origin)
-            place = Place(None, None, key=key)
-            if self._run is not None:
-                self._run.scope.adopt()
-                return await self._guard.tools.call_async(spec, asked.params.get("arguments") or {}, place, body)
-            with without_run():
-                return await self._guard.tools.call_async(spec, asked.params.get("arguments") or {}, place, body)
-
         async def call() -> None:
             try:
                 given: Given | None = None
                 failed: BaseException | None = None
                 try:
-                    given = await made()
+                    given = await self._guard.make(spec, asked, key, body, scope, origin)
                     answer = given_again(given, asked)
                 except _Cancelled as failure:
                     failed, answer = failure, None  # nobody waits for one

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import re
 import select
 import socket
@@ -18,6 +17,7 @@ from aiohappyeyeballs import start_connection
 
 from antiphon.errors import ConfigError
 from antiphon.host.http.app import _trusted
+from antiphon.proxy.upstreams import Headers, address_of
 
 _IDLE_S = 30.0
 """How long an idle connection is kept, unless the upstream says that it closes it earlier …"""
@@ -35,7 +35,6 @@ _INVALID_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _TIMEOUT = re.compile(rb"(?i)\btimeout\s*=\s*(\d{1,9})")
 _WITH_CONTENT = ("POST", "PUT", "PATCH")
 _PORTS = {"http": 80, "https": 443}
-Headers = list[tuple[bytes, bytes]]
 
 
 class UpstreamTransport:
@@ -163,10 +162,9 @@ class _Route:
 
 
 def _proxy_at(address: str) -> SplitResult:
-    with contextlib.suppress(ValueError):  # of a port that is out of range
-        parts = urlsplit(address)
-        if parts.scheme in _PORTS and parts.hostname and parts.port != 0:
-            return parts
+    parts = address_of(address)
+    if parts is not None:
+        return parts
     scheme = address.partition("://")[0]
     raise ConfigError(
         f"The proxy that the environment names ({scheme}://…) cannot be used.",

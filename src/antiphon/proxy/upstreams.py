@@ -58,12 +58,13 @@ class Upstream(NamedTuple):
         return f"{address}?{query.decode('latin-1')}" if query else address
 
 
-def _is_address(parts: SplitResult) -> bool:
-    """Whether requests can be sent there, and a path can follow."""
-    with contextlib.suppress(ValueError):  # of a port that is out of range
-        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        return bool(named) and not (parts.query or parts.fragment)
-    return False
+def address_of(url: str) -> SplitResult | None:
+    """The parts of an http or https address; ``None`` if requests cannot be sent there."""
+    with contextlib.suppress(ValueError):  # of a port that is out of range, or brackets that do not match
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    return None
 
 
 def upstreams(models: Iterable[str], servers: Iterable[str]) -> dict[str, Upstream]:
@@ -73,10 +74,10 @@ def upstreams(models: Iterable[str], servers: Iterable[str]) -> dict[str, Upstre
     for option, texts in (("--upstream", models), ("--mcp", servers)):
         for text in texts:
             name, _, url = text.partition("=")
-            parts = urlsplit(url)
+            parts = address_of(url)
             if not NAME.fullmatch(name) or name in RESERVED or set(name) <= {"."}:
                 raise InvalidInput(f"{option} {text!r} has no usable name.", hint=f"Write: {option} name=https://…")
-            if not _is_address(parts):
+            if parts is None or parts.query or parts.fragment:
                 hint = f"Write: {option} {name}=https://server.example/path, without a query."
                 raise InvalidInput(f"{option} {name} is no http or https address.", hint=hint)
             if parts.username is not None or parts.password is not None:
