@@ -13,9 +13,9 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from antiphon.canonical import parse_json
-from antiphon.errors import CanonicalError, ContractError
+from antiphon.errors import ContractError
 from antiphon.llm.key import tool_order
+from antiphon.llm.response import arguments_of
 
 TRANSPORT: Final = frozenset(
     "stream stream_options metadata user store background service_tier prompt_cache_key prompt_cache_retention"
@@ -182,7 +182,8 @@ class Draft:
             del self.body.left[name]
         self.vendor = vendor
         self._camel = camel
-        self._model = model
+        if model is not None:
+            self.body.left["model"] = model
         self.messages: list[dict[str, Any]] = []
         self.tools: list[dict[str, Any]] = []
         self._fields: dict[str, Any] = {}
@@ -241,13 +242,7 @@ class Draft:
         if call_id is not None:
             block["id"] = call_id
             self._calls[call_id] = name
-        if isinstance(arguments, str):
-            try:
-                block["arguments"] = parse_json(arguments) if arguments else {}
-            except CanonicalError:
-                block["argumentsText"] = arguments
-        else:
-            block["arguments"] = as_object(arguments, path)
+        block |= arguments_of(arguments if isinstance(arguments, str) else as_object(arguments, path))
         if extra:
             block["vendorFields"] = extra
         return block
@@ -327,9 +322,7 @@ class Draft:
         """The finished request; the remaining fields of the body become options."""
         left = self.body.left
         model = left.pop("model", None)
-        if self._model is not None:
-            model = self._model
-        elif model is not None and not isinstance(model, str):
+        if model is not None and not isinstance(model, str):
             raise wrong("$.model", "a string")
         if not model:
             hint = "Pass model=… where the body does not name it."
@@ -366,7 +359,7 @@ def text_block(text: str, extra: Mapping[str, Any] | None = None) -> Block:
     return with_vendor_fields(block, extra) if extra else block
 
 
-def media_block(kind: str, **fields: Any) -> Block:
+def block_of(kind: str, **fields: Any) -> Block:
     """A block of *kind* without the fields that are ``None``."""
     return {"type": kind, **{key: value for key, value in fields.items() if value is not None}}
 
@@ -374,13 +367,13 @@ def media_block(kind: str, **fields: Any) -> Block:
 def located(kind: str, url: str, path: str, **fields: Any) -> Block:
     """A block for a URL; the content of a ``data:`` URL is replaced by its digest."""
     if not url.startswith("data:"):
-        return media_block(kind, url=url, **fields)
+        return block_of(kind, url=url, **fields)
     head, comma, data = url[len("data:") :].partition(",")
     if not comma:
         raise wrong(path, "a data: URL with a comma")
     media_type, *options = head.split(";")
     digest = digest_of_base64(data, path) if "base64" in options else _digest(urllib.parse.unquote_to_bytes(data))
-    return media_block(kind, mediaType=media_type or None, digest=digest, **fields)
+    return block_of(kind, mediaType=media_type or None, digest=digest, **fields)
 
 
 def digest_of_base64(data: Any, path: str) -> str:

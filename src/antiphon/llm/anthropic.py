@@ -9,9 +9,9 @@ from antiphon.llm._draft import (
     Block,
     Draft,
     Fields,
+    block_of,
     digest_of_base64,
     elements,
-    media_block,
     text_block,
     with_vendor_fields,
     wrong,
@@ -93,10 +93,7 @@ def _block(draft: Draft, block: Fields, value: dict[str, Any], kind: str | None)
         arguments = block.take("input") or {}
         return draft.call(name, arguments, f"{block.path}.input", call_id, block.left)
     if kind == "thinking":
-        thought = {"type": "thinking", "text": block.text("thinking") or ""}
-        signature = block.text("signature")
-        if signature is not None:
-            thought["signature"] = signature
+        thought = block_of("thinking", text=block.text("thinking") or "", signature=block.text("signature"))
         return with_vendor_fields(thought, block.left)
     if kind == "redacted_thinking":
         return with_vendor_fields({"type": "thinking", "encrypted": block.need_text("data")}, block.left)
@@ -126,8 +123,8 @@ def _media(block: Fields, kind: str) -> Block:
         content = {"text": source.text("data") or ""}
     else:
         unknown = {"source": {"type": form, **source.left}}
-        return with_vendor_fields(media_block(kind, name=name), block.left, unknown)
-    found = media_block(kind, mediaType=media_type, name=name, **content)
+        return with_vendor_fields(block_of(kind, name=name), block.left, unknown)
+    found = block_of(kind, mediaType=media_type, name=name, **content)
     return with_vendor_fields(found, source.left, block.left)
 
 

@@ -10,9 +10,9 @@ from antiphon.llm._draft import (
     Fields,
     as_object,
     as_text,
+    block_of,
     digest_of_base64,
     elements,
-    media_block,
     text_block,
     with_vendor_fields,
     wrong,
@@ -38,6 +38,8 @@ def read(draft: Draft) -> None:
     """Move everything from the body into *draft*."""
     body = draft.body
     body.drop("labels")
+    if isinstance(model := body.left.get("model"), str):
+        body.left["model"] = model.removeprefix("models/")  # which some clients add
     path = body.at("systemInstruction", "system_instruction")
     system = body.take("systemInstruction", "system_instruction")
     if system is not None:
@@ -98,12 +100,12 @@ def _part(draft: Draft, value: Any, path: str) -> Block:
         media_type = data.need_text("mimeType", "mime_type")
         digest = digest_of_base64(data.take("data"), f"{data.path}.data")
         shown = data.text("displayName", "display_name") or None
-        block = media_block(_media_kind(media_type), mediaType=media_type, digest=digest, name=shown)
+        block = block_of(_media_kind(media_type), mediaType=media_type, digest=digest, name=shown)
         return with_vendor_fields(block, data.left, part.left)
     file = part.fields("fileData", "file_data")
     if file is not None:
         kind, uri = file.text("mimeType", "mime_type"), file.need_text("fileUri", "file_uri")
-        block = media_block(_media_kind(kind or ""), mediaType=kind, url=uri)
+        block = block_of(_media_kind(kind or ""), mediaType=kind, url=uri)
         return with_vendor_fields(block, file.left, part.left)
     return draft.vendor_block(value, path)
 

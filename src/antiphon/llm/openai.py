@@ -11,10 +11,10 @@ from antiphon.llm._draft import (
     Fields,
     as_list,
     as_text,
+    block_of,
     digest_of_base64,
     elements,
     located,
-    media_block,
     text_block,
     with_vendor_fields,
     wrong,
@@ -239,17 +239,12 @@ class _Items:
 
 
 def _thinking(item: Fields) -> Block:
-    block: Block = {"type": "thinking"}
     summary = [as_text(Fields(part, at).take("text"), f"{at}.text") for part, at in item.items("summary")]
     texts = [as_text(Fields(part, at).take("text"), f"{at}.text") for part, at in item.items("content")]
-    if texts:
-        block["text"] = "".join(texts)
-    if summary:
-        block["summary"] = summary
+    text = "".join(texts) if texts else None
     item.drop("status")
-    for name, source in (("encrypted", "encrypted_content"), ("id", "id")):
-        if (value := item.text(source)) is not None:
-            block[name] = value
+    encrypted, known = item.text("encrypted_content"), item.text("id")
+    block = block_of("thinking", text=text, summary=summary or None, encrypted=encrypted, id=known)
     return with_vendor_fields(block, item.left)
 
 
@@ -286,13 +281,13 @@ def _part(draft: Draft, value: Any, path: str) -> Block:
         if url is not None:
             block = located("image", url, f"{path}.image_url", detail=detail)
         else:
-            block = media_block("image", fileId=part.need_text("file_id"), detail=detail)
+            block = block_of("image", fileId=part.need_text("file_id"), detail=detail)
         return with_vendor_fields(block, part.left)
     if kind == "input_audio":
         sound = Fields(part.take("input_audio"), f"{path}.input_audio")
         sound_format = sound.need_text("format")
         digest = digest_of_base64(sound.take("data"), f"{path}.input_audio.data")
-        block = media_block("audio", mediaType=f"audio/{sound_format}", digest=digest)
+        block = block_of("audio", mediaType=f"audio/{sound_format}", digest=digest)
         return with_vendor_fields(block, sound.left, part.left)
     if kind in ("file", "input_file"):
         source = Fields(part.take("file"), f"{path}.file") if kind == "file" else part
@@ -304,12 +299,12 @@ def _file(source: Fields) -> Block:
     name, data, url = source.text("filename"), source.text("file_data"), source.text("file_url")
     path = f"{source.path}.file_data"
     if data is not None and not data.startswith("data:"):
-        return media_block("document", digest=digest_of_base64(data, path), name=name)
+        return block_of("document", digest=digest_of_base64(data, path), name=name)
     if data is not None:
         return located("document", data, path, name=name)
     if url is not None:
         return located("document", url, f"{source.path}.file_url", name=name)
-    return media_block("document", fileId=source.need_text("file_id"), name=name)
+    return block_of("document", fileId=source.need_text("file_id"), name=name)
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

@@ -36,20 +36,9 @@ def canonical_request(
     if provider not in DIALECTS:
         raise InvalidInput(f"The provider is one of {', '.join(DIALECTS)}, not {provider!r}.", path="provider")
     default_vendor, read = DIALECTS[provider]
-    if provider == "gemini":
-        model, body = _gemini_model(model, body)
     draft = Draft(body, vendor=vendor or default_vendor, model=model, camel=provider == "gemini")
     try:
         read(draft)
         return draft.done()
     except RecursionError:
         raise ContractError("The request is nested too deeply.", path="$") from None
-
-
-def _gemini_model(model: str | None, body: Any) -> tuple[str | None, Any]:
-    """Gemini's model without the ``models/`` prefix that some clients add."""
-    if model is not None:
-        return model.removeprefix("models/"), body
-    if isinstance(body, dict) and isinstance(body.get("model"), str):
-        return None, {**body, "model": body["model"].removeprefix("models/")}
-    return None, body

@@ -149,18 +149,21 @@ def count(value: Any) -> int | None:
 
 
 def _call(summary: dict[str, Any], name: Any, arguments: Any, call_id: Any) -> None:
-    """Add a call that the model requested; arguments that are not JSON stay text."""
+    """Add a call that the model requested."""
     call: dict[str, Any] = {"name": text_of(name)}
     if isinstance(call_id, str):
         call["id"] = call_id
-    if isinstance(arguments, str):
-        try:
-            call["arguments"] = parse_json(arguments) if arguments else {}
-        except CanonicalError:
-            call["argumentsText"] = arguments
-    else:
-        call["arguments"] = {} if arguments is None else arguments
-    summary["toolCalls"].append(call)
+    summary["toolCalls"].append(call | arguments_of(arguments))
+
+
+def arguments_of(given: Any) -> dict[str, Any]:
+    """The arguments of a call that a model requested; text that is not JSON stays text."""
+    if not isinstance(given, str):
+        return {"arguments": {} if given is None else given}
+    try:
+        return {"arguments": parse_json(given) if given else {}}
+    except CanonicalError:
+        return {"argumentsText": given}
 
 
 # -- any provider ----------------------------------------------------------------------------------------------------
