@@ -365,6 +365,10 @@ def _verdicts(answer: Any) -> Iterator[tuple[str, Verdict]]:
             yield from _verdicts({"approvalId": approval, "decision": decision})
 
 
+Asked = tuple[Mapping[str, Any], ToolSpec, Mapping[str, Any], Place, Body]
+"""A tool call: its id and name, spec, arguments, place, and body."""
+
+
 class ToolCalls:
     """Wraps tool calls: what ``ToolNode(wrap_tool_call=…, awrap_tool_call=…)`` takes."""
 
@@ -377,13 +381,11 @@ class ToolCalls:
 
     def wrap(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """One synchronous tool call."""
-        place, call = self._place(request), request.tool_call
-        return self._call(call, self._spec(request), call["args"], place, _handled(request, handler))
+        return self._call(*self._asked(request, handler))
 
     async def awrap(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]) -> Any:
         """One asynchronous tool call."""
-        place, call = self._place(request), request.tool_call
-        return await self._acall(call, self._spec(request), call["args"], place, _handled(request, handler))
+        return await self._acall(*self._asked(request, handler))
 
     def run(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Any:
         """One call of ``BaseTool.run``."""
@@ -444,8 +446,19 @@ class ToolCalls:
                 self._said |= said
         return verdict
 
-    def _traced(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Any:
-        """A direct call of a tool: its id and name, spec, arguments, place, and body."""
+    def _asked(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Asked:
+        """A call of a ``ToolNode``."""
+
+        def made(params: dict[str, Any]) -> Any:
+            return handler(request.override(tool_call={**call, "args": params}))
+
+        call, tool = request.tool_call, request.tool
+        spec = self._guard.spec(call["name"], "" if tool is None else tool.description)
+        session = self._thread(getattr(request.runtime, "config", None))
+        return call, spec, call["args"], Place(session, call["id"], _message_id(request)), made
+
+    def _traced(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Asked:
+        """A direct call of a tool."""
 
         def made(params: dict[str, Any]) -> Any:
             return body({**given, **params} if isinstance(given, dict) else given)
@@ -453,14 +466,6 @@ class ToolCalls:
         call = {"id": options.get("tool_call_id"), "name": tool.name}
         spec = self._guard.spec(tool.name, tool.description)
         return call, spec, _arguments(tool, given), Place(self._thread(options.get("config")), call["id"]), made
-
-    def _spec(self, request: ToolCallRequest) -> ToolSpec:
-        tool = request.tool
-        return self._guard.spec(request.tool_call["name"], "" if tool is None else tool.description)
-
-    def _place(self, request: ToolCallRequest) -> Place:
-        session = self._thread(getattr(request.runtime, "config", None))
-        return Place(session, request.tool_call["id"], _message_id(request))
 
     def _thread(self, config: Mapping[str, Any] | None) -> str | None:
         """The given session, or else the graph's thread."""
@@ -517,11 +522,6 @@ def _arguments(tool: BaseTool, given: Any) -> dict[str, Any]:
     schema: Any = tool.tool_call_schema
     known = schema.get("properties", {}) if isinstance(schema, dict) else schema.model_fields
     return {name: value for name, value in given.items() if name in known}
-
-
-def _handled(request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Body:
-    """A body that runs *handler* with given arguments."""
-    return lambda params: handler(request.override(tool_call={**request.tool_call, "args": params}))
 
 
 def _message_id(request: ToolCallRequest) -> str | None:
