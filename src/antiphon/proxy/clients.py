@@ -107,7 +107,6 @@ class Reply:
         """Of the response that has begun."""
         self.heard: list[bytes] | None = None
         """The chunks passed on, if they are kept."""
-        self.complete: bool = False
         self.mcp: bytes | None = None
         """The message to an MCP server that it answers, if any."""
 
@@ -129,7 +128,6 @@ class Reply:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self) -> None:
-        self.complete = True
         await self._send({"type": "http.response.body", "body": b""})
 
     async def json(self, status: int, value: Any) -> None:

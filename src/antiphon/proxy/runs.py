@@ -129,17 +129,14 @@ class CallCounter:
 
     def __init__(self, scope: RunScope) -> None:
         self.calls: int = 0
-        encode, compose = scope.encode, scope.compose
+        scope.encode, scope.compose = self._counting(scope.encode), self._counting(scope.compose)
 
-        def encoded(kind: str, *rest: Any) -> Any:
+    def _counting(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(kind: str, *rest: Any) -> Any:
             self.calls += kind == "call.started"
-            return encode(kind, *rest)
+            return write(kind, *rest)
 
-        def composed(kind: str, *rest: Any) -> Any:
-            self.calls += kind == "call.started"
-            return compose(kind, *rest)
-
-        scope.encode, scope.compose = encoded, composed
+        return counted
 
 
 class OpenRun:
@@ -231,9 +228,6 @@ class Runs:
         self._open: dict[tuple[str, str], OpenRun] = {}
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
-    def __iter__(self) -> Any:
-        return iter(tuple(self._open.values()))
-
     def get(self, client: str, name: str) -> OpenRun | None:
         """The run, if it is open."""
         return self._open.get((client, name))
@@ -284,7 +278,7 @@ class Runs:
 
     async def end_all(self) -> list[dict[str, Any]]:
         """End every run on shutdown, when no clients are left."""
-        for found in self:
+        for found in tuple(self._open.values()):
             await _in_thread(found.end_streams)
         return [await self.end(*place) for place in tuple(self._open)]
 

@@ -118,6 +118,7 @@ def test_the_list_of_upstreams_is_checked() -> None:
     for wrong in (
         "x",
         "x=http://a:99999",
+        "x=http://[a",
         "x=ftp://a",
         "run=http://a",
         "x=http://user:pw@a",
