@@ -98,7 +98,7 @@ def test_sentinel_and_cluster() -> None:
 def test_options_of_the_store_may_stand_in_the_url() -> None:
     store = RedisStore("redis://cache.example?antiphon_prefix=team&antiphon_wait_ms=50", prefix="other", wait_ms=99)
     assert store.prefix == "team"
-    assert store._options["wait_ms"] == 50
+    assert store._options.wait_ms == 50
     assert store.url == "redis://cache.example?antiphon_prefix=team"
 
 
@@ -109,7 +109,7 @@ def test_the_old_name_of_the_retry_timeout_works(name: str) -> None:
         RedisStore("redis://cache.example", **options),
         RedisStore(f"redis://cache.example?antiphon_{name}=7"),
     ):
-        assert store._options["retry_timeout_s"] == 7.0
+        assert store._options.retry_timeout_s == 7.0
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Begun, Claimed, ClaimRequest, ClaimTemplate, Existing, Pin, Pinned, Row, Settlement
 from antiphon.stores._common import Settling, append_each
 from antiphon.stores.redis.client import MOVING, Client, Words
 from antiphon.stores.redis.log import RedisLog
-from antiphon.stores.redis.schema import CLEARED, Names, evalsha, head_of, line_of, outcome_bytes, record_of
+from antiphon.stores.redis.schema import CLEARED, Names, Options, evalsha, head_of, line_of, outcome_bytes, record_of
 
 SETTLE_RETRY_TIMEOUT_S = 5.0
 """An unwritten outcome makes its call unknown, so a server that is down is waited for longer."""
@@ -26,14 +26,6 @@ TOO_FEW_REPLICAS = "replicas"
 """The reason for a claim that too few replicas have: it was released, and other claims may need fewer."""
 
 _new = tuple.__new__  # half the cost of a named tuple's own constructor
-
-
-class Options(NamedTuple):
-    """The arguments of :class:`~antiphon.stores.RedisStore` besides its URL."""
-
-    wait_replicas: int
-    wait_ms: int
-    retry_timeout_s: float
 
 
 class RedisClaims(RedisLog):

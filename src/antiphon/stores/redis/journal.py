@@ -16,11 +16,11 @@ from antiphon._drive import drive
 from antiphon.ports import Existing, Told
 from antiphon.stores._adapters import SyncFromAsync
 from antiphon.stores._reads import TaskReads
-from antiphon.stores.redis.claims import Options, RedisClaims
+from antiphon.stores.redis.claims import RedisClaims
 from antiphon.stores.redis.client import AsyncClient, BlockingClient, closed
 from antiphon.stores.redis.index import RedisIndex
 from antiphon.stores.redis.log import breaker_of
-from antiphon.stores.redis.schema import Names
+from antiphon.stores.redis.schema import Names, Options
 from antiphon.stores.redis.url import Target
 from antiphon.stores.redis.wait import Subscriber
 

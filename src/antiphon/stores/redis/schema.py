@@ -44,6 +44,14 @@ DIGESTS: dict[str, bytes] = {}
 """The digest of each script by its name."""
 
 
+class Options(NamedTuple):
+    """The arguments of :class:`~antiphon.stores.RedisStore` besides its URL and its prefix."""
+
+    wait_replicas: int
+    wait_ms: int
+    retry_timeout_s: float
+
+
 class Shard(NamedTuple):
     """The prefixes of the names in one shard; ``entries`` is the index."""
 

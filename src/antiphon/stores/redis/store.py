@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from antiphon.errors import ConfigError, missing_extra
-from antiphon.stores.redis.schema import Names
+from antiphon.stores.redis.schema import Names, Options
 from antiphon.stores.redis.url import parse
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class RedisStore:
         given |= {_OLD_NAMES.get(name, name): value for name, value in self._target.own.items()}
         self.prefix: str = given.pop("prefix")
         self._names = Names(self.prefix)
-        self._options = given
-        if given["wait_replicas"] < 0 or given["wait_ms"] <= 0 or given["retry_timeout_s"] < 0:
+        self._options = options = Options(**given)
+        if options.wait_replicas < 0 or options.wait_ms <= 0 or options.retry_timeout_s < 0:
             raise ConfigError("wait_replicas, wait_ms and retry_timeout_s cannot be negative.", path=setting or "url")
         self.seal_key = seal_key
         _import_driver()
@@ -72,17 +72,15 @@ class RedisStore:
 
     def open_sync(self) -> SyncRedisJournal:
         """A journal for threads: its methods block."""
-        from antiphon.stores.redis.claims import Options
         from antiphon.stores.redis.journal import SyncRedisJournal
 
-        return SyncRedisJournal(self._target, self._names, Options(**self._options))
+        return SyncRedisJournal(self._target, self._names, self._options)
 
     def open_async(self) -> Journal:
         """A journal for the running event loop."""
-        from antiphon.stores.redis.claims import Options
         from antiphon.stores.redis.journal import AsyncRedisJournal
 
-        return AsyncRedisJournal(self._target, self._names, Options(**self._options))
+        return AsyncRedisJournal(self._target, self._names, self._options)
 
 
 def _import_driver() -> None:
