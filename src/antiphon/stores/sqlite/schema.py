@@ -24,10 +24,10 @@ T = TypeVar("T")
 APPLICATION_ID = 0x416E7068
 FOLDER = Path(__file__).parent
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
-LATER_INDEXES = {
-    "runs_by_status": "CREATE INDEX runs_by_status ON runs (tenant, status, started_at_ms, id)",
-    "executions_of_calls": "CREATE INDEX executions_of_calls ON executions (tenant, key) WHERE identity <> ''",
-}
+_LATER_INDEXES = (
+    "CREATE INDEX IF NOT EXISTS runs_by_status ON runs (tenant, status, started_at_ms, id)",
+    "CREATE INDEX IF NOT EXISTS executions_of_calls ON executions (tenant, key) WHERE identity <> ''",
+)
 _INDEX_BUSY_S = 0.25
 _KEPT = "Nothing was written."
 _SENTENCES = {
@@ -144,11 +144,9 @@ def _migrate(connection: Connection, path: Path, busy_s: float) -> int:
 
 def _add_indexes(connection: Connection, busy_s: float) -> None:
     """Create missing indexes; if that is not possible now, the next process retries."""
-    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-    for name, statement in LATER_INDEXES.items():
-        if name not in there:
-            with contextlib.suppress(sqlite3.Error):  # another process creates it or is at work; full; read-only
-                retry_busy(functools.partial(connection.execute, statement), busy_s)
+    for statement in _LATER_INDEXES:
+        with contextlib.suppress(sqlite3.Error):  # another process creates it or is at work; full; read-only
+            retry_busy(functools.partial(connection.execute, statement), busy_s)
 
 
 def migrations() -> list[Path]:

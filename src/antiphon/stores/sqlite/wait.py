@@ -84,30 +84,27 @@ class Poller:
                 with self._looking:
                     changed = self._changed()
             except (sqlite3.Error, AntiphonError):
-                changed = tuple(self._awaited())  # let them read for themselves, and get the error
+                changed = [key for key, _ in self._awaited()]  # let them read for themselves, and get the error
                 self.close()
             self.wake(changed)
             pause = _SHORTEST_S if changed else min(pause * 1.3, _LONGEST_S)
         self.close()
 
-    def _awaited(self) -> dict[str, tuple[int, ...]]:
+    def _awaited(self) -> list[tuple[str, int]]:
         with self._lock:
-            return {key: tuple(versions) for key, versions in self._waiters.by_key.items()}
+            return [(key, version) for key, versions in self._waiters.by_key.items() for version in versions]
 
-    def _changed(self) -> tuple[str, ...]:
+    def _changed(self) -> list[str]:
         if self._connection is None:
             self._connection = self._connect()
             self._seen = -1
-        (seen,) = self._connection.execute("PRAGMA data_version").fetchone()
+        execute = self._connection.execute
+        (seen,) = execute("PRAGMA data_version").fetchone()
         if seen == self._seen:
-            return ()
+            return []
         self._seen = seen
         awaited = self._awaited()  # later waiters have read after this change
-        return tuple(key for key, versions in awaited.items() if not self._all_in_flight(key, versions))
-
-    def _all_in_flight(self, key: str, versions: tuple[int, ...]) -> bool:
-        assert self._connection is not None
-        return all(self._connection.execute(_IN_FLIGHT, (key, version)).fetchone() for version in versions)
+        return [key for key, version in awaited if execute(_IN_FLIGHT, (key, version)).fetchone() is None]
 
     def _drop_connection(self) -> None:
         if self._connection is not None:
