@@ -94,14 +94,17 @@ def test_migrating_again_changes_nothing(postgres_database: str) -> None:
     assert catalog(postgres_database, "antiphon") == before
 
 
-def test_a_later_migration_is_applied_to_what_is_there(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_later_migration_is_applied_to_what_is_there(
+    postgres_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = PostgresStore(postgres_database)
     journal = store.open_sync()
     won = journal.begin(request_for("kept"), [row("r")])
     assert isinstance(won, Claimed)
     journal.settle("kept", won.version, done())
-    second = schema_module.Migration(2, "more", "ALTER TABLE antiphon.claims ADD COLUMN later text;")
-    both = (*schema_module.migrations(), second)
+    second = tmp_path / "0002_more.sql"
+    second.write_text("ALTER TABLE antiphon.claims ADD COLUMN later text;")
+    both = [*schema_module.migrations(), second]
     monkeypatch.setattr(schema_module, "migrations", lambda: both)
     assert store.migrate() == 2
     assert look(postgres_database, "SELECT key, later FROM antiphon.claims") == [("kept", None)]
@@ -114,9 +117,12 @@ def test_a_later_migration_is_applied_to_what_is_there(postgres_database: str, m
     journal.close()
 
 
-def test_a_migration_that_fails_leaves_nothing_behind(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = schema_module.Migration(2, "bad", "CREATE TABLE antiphon.half (n int); SELECT 1 / 0;")
-    both = (*schema_module.migrations(), bad)
+def test_a_migration_that_fails_leaves_nothing_behind(
+    postgres_database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "0002_bad.sql"
+    bad.write_text("CREATE TABLE antiphon.half (n int); SELECT 1 / 0;")
+    both = [*schema_module.migrations(), bad]
     monkeypatch.setattr(schema_module, "migrations", lambda: both)
     with pytest.raises(StoreError, match="division by zero"):
         PostgresStore(postgres_database).migrate()

@@ -33,12 +33,15 @@ SELECT first FROM numbered
 -- name: next_seq
 SELECT next_seq FROM antiphon.runs WHERE id = %(id)s AND NOT deleting
 
--- name: open_run
+-- name: _keep_run
 INSERT INTO antiphon.runs AS r (id, tenant, workspace, name, status, session, started_at_ms, manifest)
 VALUES (%(id)s, %(tenant)s, %(workspace)s, %(name)s, %(status)s, %(session)s, %(started_at_ms)s, %(manifest)s)
 ON CONFLICT (id) DO UPDATE SET
     tenant = excluded.tenant, workspace = excluded.workspace, name = excluded.name, status = excluded.status,
     session = excluded.session, started_at_ms = excluded.started_at_ms, manifest = excluded.manifest
+
+-- name: open_run
+{_keep_run}
 WHERE r.manifest IS NULL
 RETURNING true
 
@@ -46,11 +49,7 @@ RETURNING true
 SELECT deleting FROM antiphon.runs WHERE id = %(id)s
 
 -- name: update_run
-INSERT INTO antiphon.runs AS r (id, tenant, workspace, name, status, session, started_at_ms, manifest)
-VALUES (%(id)s, %(tenant)s, %(workspace)s, %(name)s, %(status)s, %(session)s, %(started_at_ms)s, %(manifest)s)
-ON CONFLICT (id) DO UPDATE SET
-    tenant = excluded.tenant, workspace = excluded.workspace, name = excluded.name, status = excluded.status,
-    session = excluded.session, started_at_ms = excluded.started_at_ms, manifest = excluded.manifest
+{_keep_run}
 
 -- name: manifest
 SELECT manifest FROM antiphon.runs WHERE id = %(id)s AND NOT deleting AND manifest IS NOT NULL

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
-from typing import NamedTuple
+from pathlib import Path
 
 from antiphon.errors import ConfigError, StoreVersionError
 from antiphon.stores.postgres.connection import Connection
@@ -12,27 +11,14 @@ from antiphon.stores.postgres.options import Options, without_secrets
 from antiphon.stores.postgres.statements import FOLDER, in_schema
 
 
-class Migration(NamedTuple):
-    """One numbered file."""
-
-    version: int
-    name: str
-    sql: str
-
-
-@lru_cache(maxsize=1)
-def migrations() -> tuple[Migration, ...]:
-    """All of them, in order."""
-    found = []
-    for path in sorted((FOLDER / "migrations").glob("[0-9]*.sql")):
-        number, _, name = path.stem.partition("_")
-        found.append(Migration(int(number), name, path.read_text(encoding="utf-8")))
-    return tuple(found)
+def migrations() -> list[Path]:
+    """The numbered files in order."""
+    return sorted((FOLDER / "migrations").glob("[0-9][0-9][0-9][0-9]_*.sql"))
 
 
 async def ensure_schema(connection: Connection, options: Options, *, migrate: bool) -> int:
     """Check that the tables are those of this release, or migrate them if *migrate*; returns their version."""
-    latest = migrations()[-1].version
+    latest = len(migrations())
     found = await _applied(connection, options)
     _refuse_newer(found, latest, options)
     if found == latest:
@@ -70,10 +56,10 @@ async def _apply_pending(connection: Connection, options: Options, latest: int) 
         if not (await connection.fetch("has_schema", {"schema": options.schema}))[0][0]:
             await connection.fetch("create_schema", {})
         await connection.fetch("create_migrations", {})
-    for migration in migrations():
-        if migration.version > found:
-            await connection.script(in_schema(migration.sql, options.schema))
-            await connection.fetch("note_migration", {"version": migration.version, "name": migration.name})
+    for version, file in enumerate(migrations(), 1):
+        if version > found:
+            await connection.script(in_schema(file.read_text(encoding="utf-8"), options.schema))
+            await connection.fetch("note_migration", {"version": version, "name": file.stem.partition("_")[2]})
 
 
 async def _applied(connection: Connection, options: Options) -> int:
