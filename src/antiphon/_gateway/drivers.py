@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
 from operator import methodcaller
-from typing import Any, cast
+from typing import Any
 
 from antiphon._drive import until_cancelled
 from antiphon._gateway.admission import admit
@@ -174,20 +174,15 @@ class _OneAtATime:
         self._until = 0.0
 
 
-class SyncWorld:
-    """The services that calls in a thread use."""
+class _World:
+    """What the services of threads and those of event loops have in common."""
 
-    def __init__(self, plans: Plans, feed: BreakerFeed, journal: SyncJournal | None = None) -> None:
+    def __init__(self, plans: Plans, feed: BreakerFeed) -> None:
         self._plans = plans
         self._feed = feed
-        self._journal = journal
         self._breaker = plans.store_breaker
-        self._heeds = journal is None
-        """Whether the store's breaker applies to it."""
         self._exchanging = _OneAtATime(plans.clock)
         self.reopen()
-        if journal is None:
-            self._breaker.watch(self)
 
     def reopen(self) -> None:
         self.begin: Callable[..., Any] = self._first_begin
@@ -197,11 +192,73 @@ class SyncWorld:
         self.begin, self.settle = self._begin_if_well, self._refused
 
     def _begin_if_well(self, *arguments: Any) -> Any:
-        self._breaker.make_sure()
-        return self._first_begin(*arguments)
+        raise AssertionError("threads and event loops wait differently")
 
     def _refused(self, *arguments: Any) -> Any:
         raise self._breaker.refusal()
+
+    def _steps(self) -> Any:
+        """The journal of which each call uses two steps."""
+        raise AssertionError("threads and event loops have journals of their own")
+
+    def _first_begin(self, *arguments: Any) -> Any:
+        self.begin = self._steps().begin
+        return self.begin(*arguments)
+
+    def _first_settle(self, *arguments: Any) -> Any:
+        self.settle = self._steps().settle
+        return self.settle(*arguments)
+
+
+class _Until(_World):
+    """The services for a call that must end at a fixed time."""
+
+    def __init__(self, world: Any, moment: float) -> None:
+        self._plans, self._feed, self._breaker = world._plans, world._feed, world._breaker
+        self._world, self._moment = world, moment
+        self._timed = _Timed(world, self._make)
+        self.begin, self.settle = self._begin, self._timed.settle
+
+    def _begin(self, *arguments: Any) -> Any:
+        raise AssertionError("threads and event loops wait differently")
+
+    def _make(self, step: Callable[[], Any]) -> Any:
+        raise AssertionError("threads and event loops wait differently")
+
+    def _left(self) -> float:
+        return self._breaker.seconds_left(self._moment)
+
+    @property
+    def journal(self) -> Any:
+        return self._timed
+
+    def look(self, key: str, identity: str, seconds: float) -> Any:
+        return self._world.look(key, identity, min(seconds, self._left()))
+
+    def refresh(self, seconds: float) -> Any:
+        return self._world.refresh(min(seconds, self._left()))
+
+    def append(self, run: RunEntry, rows: Sequence[Row]) -> Any:
+        return self._make(lambda: self._world.append(run, rows))
+
+
+class SyncWorld(_World):
+    """The services that calls in a thread use."""
+
+    def __init__(self, plans: Plans, feed: BreakerFeed, journal: SyncJournal | None = None) -> None:
+        super().__init__(plans, feed)
+        self._journal = journal
+        self._heeds = journal is None
+        """Whether the store's breaker applies to it."""
+        if journal is None:
+            self._breaker.watch(self)
+
+    def _begin_if_well(self, *arguments: Any) -> Any:
+        self._breaker.make_sure()
+        return self._first_begin(*arguments)
+
+    def _steps(self) -> SyncJournal:
+        return self.journal
 
     @property
     def journal(self) -> SyncJournal:
@@ -220,14 +277,6 @@ class SyncWorld:
     def until(self, deadline: float | None) -> SyncWorld:
         """The same services for a call that must end soon after *deadline*, whatever the store does."""
         return self if deadline is None or not self._breaker.on else _SyncUntil(self, deadline + GRACE_S)
-
-    def _first_begin(self, *arguments: Any) -> Any:
-        self.begin = self.journal.begin
-        return self.begin(*arguments)
-
-    def _first_settle(self, *arguments: Any) -> Any:
-        self.settle = self.journal.settle
-        return self.settle(*arguments)
 
     def close(self) -> None:
         journal, self._journal = self._journal, None
@@ -313,66 +362,31 @@ class SyncWorld:
         return blobs.get(tenant, ref)
 
 
-class _SyncUntil(SyncWorld):
-    """The services of a thread for a call that must end at a fixed time."""
-
-    def __init__(self, world: SyncWorld, moment: float) -> None:
-        self._plans, self._feed, self._breaker = world._plans, world._feed, world._breaker
-        self._world, self._moment = world, moment
-        self._timed = _Timed(world, self._make)
-        self.begin, self.settle = self._begin, self._timed.settle
-
+class _SyncUntil(_Until, SyncWorld):
     def _begin(self, *arguments: Any) -> Any:
         if self._breaker.is_open:
-            self._breaker.make_sure(self._breaker.seconds_left(self._moment))
+            self._breaker.make_sure(self._left())
         return self._timed.begin(*arguments)
 
     def _make(self, step: Callable[[], Any]) -> Any:
         if self._breaker.is_open:
             raise self._breaker.refusal()
-        return self._breaker.within(step, self._breaker.seconds_left(self._moment))
-
-    @property
-    def journal(self) -> SyncJournal:
-        return cast(SyncJournal, self._timed)
-
-    def look(self, key: str, identity: str, seconds: float) -> Any:
-        return self._world.look(key, identity, min(seconds, self._breaker.seconds_left(self._moment)))
-
-    def refresh(self, seconds: float) -> None:
-        self._world.refresh(min(seconds, self._breaker.seconds_left(self._moment)))
-
-    def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
-        self._make(lambda: self._world.append(run, rows))
+        return self._breaker.within(step, self._left())
 
 
-class AsyncWorld:
+class AsyncWorld(_World):
     """The services that calls in the tasks of one event loop use."""
 
     def __init__(self, plans: Plans, feed: BreakerFeed) -> None:
-        self._plans = plans
-        self._feed = feed
+        super().__init__(plans, feed)
         self._journal: Journal | None = None
-        self._breaker = plans.store_breaker
-        self._exchanging = _OneAtATime(plans.clock)
         self.suspends: bool = not plans.store.in_process
         """Whether claims are awaited; a store in this process is called without a coroutine."""
-        self.reopen()
         self._breaker.watch(self)
-
-    def reopen(self) -> None:
-        self.begin: Callable[..., Any] = self._first_begin
-        self.settle: Callable[..., Any] = self._first_settle
-
-    def shut(self) -> None:
-        self.begin, self.settle = self._begin_if_well, self._refused
 
     async def _begin_if_well(self, *arguments: Any) -> Any:
         await self._breaker.make_sure_async()
         return await self._first_begin(*arguments)
-
-    def _refused(self, *arguments: Any) -> Any:
-        raise self._breaker.refusal()
 
     @property
     def journal(self) -> Journal:
@@ -395,14 +409,6 @@ class AsyncWorld:
 
     def _steps(self) -> Journal | SyncJournal:
         return self.journal if self.suspends else self._plans.store.open_sync()
-
-    def _first_begin(self, *arguments: Any) -> Any:
-        self.begin = self._steps().begin
-        return self.begin(*arguments)
-
-    def _first_settle(self, *arguments: Any) -> Any:
-        self.settle = self._steps().settle
-        return self.settle(*arguments)
 
     async def close(self) -> None:
         journal = self.let_go()
@@ -512,38 +518,18 @@ class AsyncWorld:
         return await asyncio.to_thread(blobs.get, tenant, ref)
 
 
-class _AsyncUntil(AsyncWorld):
-    """The services of a task for a call that must end at a fixed time."""
-
-    def __init__(self, world: AsyncWorld, moment: float) -> None:
-        self._plans, self._feed, self._breaker = world._plans, world._feed, world._breaker
-        self._world, self._moment = world, moment
-        self._timed = _Timed(world, self._make)
-        self.suspends = True
-        self.begin, self.settle = self._begin, self._timed.settle
+class _AsyncUntil(_Until, AsyncWorld):
+    suspends = True
 
     async def _begin(self, *arguments: Any) -> Any:
         if self._breaker.is_open:
-            await self._breaker.make_sure_async(self._breaker.seconds_left(self._moment))
+            await self._breaker.make_sure_async(self._left())
         return await self._timed.begin(*arguments)
 
     async def _make(self, step: Callable[[], Any]) -> Any:
         if self._breaker.is_open:
             raise self._breaker.refusal()
-        return await self._breaker.within_async(step(), self._breaker.seconds_left(self._moment))
-
-    @property
-    def journal(self) -> Journal:
-        return cast(Journal, self._timed)
-
-    async def look(self, key: str, identity: str, seconds: float) -> Any:
-        return await self._world.look(key, identity, min(seconds, self._breaker.seconds_left(self._moment)))
-
-    async def refresh(self, seconds: float) -> None:
-        await self._world.refresh(min(seconds, self._breaker.seconds_left(self._moment)))
-
-    async def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
-        await self._make(lambda: self._world.append(run, rows))
+        return await self._breaker.within_async(step(), self._left())
 
 
 def _on_thread(call: GuardedCall, context: CallContext | None) -> Callable[[], Any]:

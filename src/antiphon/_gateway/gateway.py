@@ -201,7 +201,7 @@ class BaseGateway:
         tool = Tool(self._callable(function), spec, self._plans.settings)
         self._check(tool)
         self._plans.add(tool)
-        wrapped: Any = self._wrap(tool) if tool.key_of is None else self._wrap_keyed(tool, lambda: None)
+        wrapped: Any = self._wrap(tool) if tool.key_of is None else self._wrap_keyed(tool)
         functools.update_wrapper(wrapped, function)
         setattr(wrapped, _MARK, self)
         wrapped.tool = tool
@@ -234,11 +234,10 @@ class BaseGateway:
 
     def _once(self, tool: Tool, function: Callable[..., Any], key: Any) -> Callable[..., Any]:
         """The tool for one key: it runs once, no matter who calls it or in which session."""
-        given = _key_options(tool, key)
-        return functools.update_wrapper(self._wrap_keyed(tool, lambda: given), function)
+        return functools.update_wrapper(self._wrap_keyed(tool, _key_options(tool, key)), function)
 
-    def _keyed_call(self, tool: Tool, given: Options | None, args: Any, kwargs: Any) -> GuardedCall | None:
-        """A call that names what it is about; ``None`` if nothing is to be done but to call the function."""
+    def _call_of(self, tool: Tool, given: Options | None, args: Any, kwargs: Any) -> GuardedCall | None:
+        """A call, about what is *given* or what its tool says; ``None``: nothing is to be done but to call it."""
         plans = self._plans
         plan = plans.plan(tool)
         if plan.bypass is not None and plan.monotonic() >= plans.next_refresh:
@@ -247,6 +246,8 @@ class BaseGateway:
         if plan.bypass is not None:
             return None
         arguments = plan.bind(*args, **kwargs)
+        if given is None and tool.key_of is None:
+            return new_call(plan, arguments)
         call = new_call(plan.keyed(), arguments)
         self._name(call, given)
         return call
@@ -265,9 +266,8 @@ class BaseGateway:
     def _plan_of_a_call(self, tool: Tool) -> Plan:
         """The current plan; warns, once, of a write that cannot be told apart from others."""
         plan = self._plans.plan(tool)
-        writes = tool.spec.effect == "write" or (tool.spec.effect is None and not tool.spec.idempotent)
         alone = active_turn.get() is None and current_scope() is None
-        if writes and alone and not plan.off and tool not in self._warned:
+        if undo.is_write(tool.spec) and alone and not plan.off and tool not in self._warned:
             self._warned.add(tool)
             log.warning(
                 "%s is called outside any run, turn or key: a repeated call of it runs again. "
@@ -286,7 +286,7 @@ class BaseGateway:
     def _wrap(self, tool: Tool) -> Callable[..., Any]:
         raise AssertionError("each gateway wraps its tools")
 
-    def _wrap_keyed(self, tool: Tool, given: Callable[[], Options | None]) -> Callable[..., Any]:
+    def _wrap_keyed(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
         raise AssertionError("each gateway wraps its tools")
 
     @property
@@ -431,14 +431,6 @@ class BaseGateway:
         yield from self._plans.watcher.last_words()
         yield from self._plans.leases.last_words()
 
-    def _elsewhere(self, call: GuardedCall) -> Callable[[SyncJournal, Step], None]:
-        """How another thread continues a call whose stream it ends."""
-
-        def resume(journal: SyncJournal, step: Step) -> None:
-            run_sync(call, SyncWorld(self._plans, self._feed, journal), step)
-
-        return resume
-
 
 class Gateway(BaseGateway):
     """Makes tool calls safe for synchronous code.
@@ -476,9 +468,9 @@ class Gateway(BaseGateway):
 
         return guarded
 
-    def _wrap_keyed(self, tool: Tool, given: Callable[[], Options | None]) -> Callable[..., Any]:
+    def _wrap_keyed(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            call = self._keyed_call(tool, given(), args, kwargs)
+            call = self._call_of(tool, given, args, kwargs)
             if call is None:
                 return tool.function(*args, **kwargs)
             outcome = run_sync(call, self._world)
@@ -492,8 +484,7 @@ class Gateway(BaseGateway):
     def _streamed(self, call: GuardedCall, outcome: Outcome) -> Outcome:
         opened = outcome.stream
         if opened.__class__ is Opened:
-            state = StreamState(call, self._elsewhere(call))
-            outcome.stream = SyncStream(state, opened, lambda step: run_sync(call, self._world, step))
+            outcome.stream = SyncStream(StreamState(call), opened, lambda step: run_sync(call, self._world, step))
             call.outcome = None  # not over yet; and only its reader keeps the stream alive
         return outcome
 
@@ -596,12 +587,12 @@ class AsyncGateway(BaseGateway):
 
         return guarded
 
-    def _wrap_keyed(self, tool: Tool, given: Callable[[], Options | None]) -> Callable[..., Any]:
+    def _wrap_keyed(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
         if tool.kind == "async_generator":
             return self._wrap_stream(tool, given)
 
         async def guarded(*args: Any, **kwargs: Any) -> Any:
-            call = self._keyed_call(tool, given(), args, kwargs)
+            call = self._call_of(tool, given, args, kwargs)
             if call is None:
                 value = tool.function(*args, **kwargs)
                 return await value if tool.kind == "async" else value
@@ -610,21 +601,12 @@ class AsyncGateway(BaseGateway):
 
         return guarded
 
-    def _wrap_stream(self, tool: Tool, given: Callable[[], Options | None] | None = None) -> Callable[..., Any]:
-        plans = self._plans
-
+    def _wrap_stream(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
         async def guarded_stream(*args: Any, **kwargs: Any) -> Any:
-            plan = plans.plan(tool)
-            if plan.bypass is not None and plan.monotonic() >= plans.next_refresh:
-                plans.look()
-                plan = plans.plan(tool)
-            if plan.bypass is not None:
-                stream = plan.bypass(*args, **kwargs)
+            call = self._call_of(tool, given, args, kwargs)
+            if call is None:
+                stream = tool.function(*args, **kwargs)
             else:
-                call = new_call(plan, plan.bind(*args, **kwargs))
-                if given is not None:
-                    call.plan = plan.keyed()
-                    self._name(call, given())
                 outcome = await run_async(call, self._world())
                 stream = self._unwrap(call, call.result() if outcome is None else outcome)
             if not hasattr(stream, "__aiter__"):
@@ -646,7 +628,7 @@ class AsyncGateway(BaseGateway):
     def _streamed(self, call: GuardedCall, outcome: Outcome) -> Outcome:
         opened = outcome.stream
         if opened.__class__ is Opened:
-            state, world = StreamState(call, self._elsewhere(call)), self._world()
+            state, world = StreamState(call), self._world()
             outcome.stream = AsyncStream(state, opened, lambda step: run_async(call, world, step), world.shielded)
             call.outcome = None
         return outcome

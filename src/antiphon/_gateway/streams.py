@@ -32,15 +32,13 @@ Resume = Callable[[Step], Any]
 class StreamState:
     """The chunks so far, and the one place where a stream ends."""
 
-    def __init__(self, call: GuardedCall, elsewhere: Callable[[Any, Step], None]) -> None:
+    def __init__(self, call: GuardedCall) -> None:
         self.call = call
         self.chunks: list[Any] = []
         clock = call.plan.clock
         self.last_pull = self._last = clock.monotonic()
         self.ended = False
         self._ending = threading.Lock()
-        self._elsewhere = elsewhere
-        """Continues the call in another thread, with a journal of its own."""
         self._log: Any = None
         """Takes the chunks for the run log, if there is one."""
         call.off_path().stream = self
@@ -74,22 +72,16 @@ class StreamState:
             self._log.add(data if isinstance(data, (str, bytes)) else recordable(data), gap)
         return data
 
-    def failure(self) -> BaseException:
+    def failure(self) -> BaseException | None:
         """What a reader gets that returns to a stream which did not end well."""
-        outcome = self.call.outcome
-        assert outcome is not None
-        return results.exception_of(self.call, outcome)
-
-    @property
-    def ended_badly(self) -> bool:
         outcome = self.outcome
-        return outcome is not None and outcome.status != "success"
+        return None if outcome is None or outcome.status == "success" else results.exception_of(self.call, outcome)
 
     def break_off(self, journal: Any, why: str) -> None:
         """End the stream from another thread (the idle limit); a later pull reports it."""
         step = self.end(_Left(why), why)
         if step is not None:
-            self._elsewhere(journal, step)
+            self.call.plan.plans.leases.resume(journal, self.call, step)
 
     def end(self, error: BaseException | None, why: str = "its stream was not read to the end") -> Step | None:
         """The tool finished, failed, or its reader went away; ``None`` for the second caller."""
@@ -127,9 +119,7 @@ class SyncStream(Iterator[Any]):
     def __next__(self) -> Any:
         state = self.state
         if state.ended:
-            if state.ended_badly:
-                raise state.failure()
-            raise StopIteration
+            raise state.failure() or StopIteration
         self._write(state.due())
         try:
             if self._started:
@@ -203,9 +193,7 @@ class AsyncStream(AsyncIterator[Any]):
     async def __anext__(self) -> Any:
         state = self.state
         if state.ended:
-            if state.ended_badly:
-                raise state.failure()
-            raise StopAsyncIteration
+            raise state.failure() or StopAsyncIteration
         await self._write(state.due())
         try:
             if self._started:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar, Token
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from antiphon._gateway import codec
 from antiphon._gateway.outcome import Outcome, failed
@@ -85,7 +85,7 @@ active_session: ContextVar[SessionState | None] = ContextVar("antiphon_session",
 class SessionState:
     """For whom calls are made, and the loop guard they share."""
 
-    __slots__ = ("_token", "actor", "key", "known_guard", "place")
+    __slots__ = ("actor", "key", "known_guard", "place")
 
     def __init__(self, key: str, actor: str) -> None:
         self.key: str = key
@@ -93,26 +93,17 @@ class SessionState:
         self.place: tuple[str, str, None] = (key, actor, None)
         self.known_guard: Guard | None = None
         """The loop guard, once a call has needed it."""
-        self._token: Token[SessionState | None] | None = None
 
     def guard(self, policy: LoopPolicy, now: float) -> Guard:
         if self.known_guard is None:
             self.known_guard = Guard(policy, now)
         return self.known_guard
 
-    def open(self) -> None:
-        self._token = active_session.set(self)
-
-    def close(self) -> None:
-        if self._token is not None:
-            active_session.reset(self._token)
-            self._token = None
-
 
 class TurnState:
     """Which idempotent calls have succeeded in this turn. Success is sticky (T3)."""
 
-    __slots__ = ("_token", "identities", "session", "succeeded")
+    __slots__ = ("identities", "session", "succeeded")
 
     def __init__(self, session: SessionState) -> None:
         self.session: SessionState = session
@@ -120,15 +111,6 @@ class TurnState:
         """The call that succeeded, by tool and dedupe key."""
         self.identities: set[str] = set()
         """Calls made in this turn: the same call again is a redelivery, not a duplicate."""
-        self._token: Token[TurnState | None] | None = None
-
-    def open(self) -> None:
-        self._token = active_turn.set(self)
-
-    def close(self) -> None:
-        if self._token is not None:
-            active_turn.reset(self._token)
-            self._token = None
 
 
 Answer = ToolResultEnvelope | ToolDenied
@@ -136,19 +118,39 @@ TurnCall = Callable[[TurnState, str, Mapping[str, Any], str | None, Any], Answer
 AsyncTurnCall = Callable[[TurnState, str, Mapping[str, Any], str | None, Any], Awaitable[Answer]]
 
 
-class Turn:
+class _Scoped:
+    """Inside its ``with`` block, its state is the active one."""
+
+    _active: ClassVar[ContextVar[Any]]
+    _token: Token[Any] | None = None
+    state: Any
+
+    def __enter__(self) -> Self:
+        self._token = self._active.set(self.state)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._token is not None:
+            self._active.reset(self._token)
+            self._token = None
+
+
+class _AsyncScoped(_Scoped):
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.__exit__()
+
+
+class Turn(_Scoped):
     """One model decision and its calls, for synchronous code."""
+
+    _active = active_turn
 
     def __init__(self, make: TurnCall, session: SessionState) -> None:
         self._make = make
         self.state: TurnState = TurnState(session)
-
-    def __enter__(self) -> Turn:
-        self.state.open()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.state.close()
 
     def call(self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None, *, key: Any = None) -> Answer:
         """Make the call the model asked for. The answer is a value, whatever happened.
@@ -159,25 +161,14 @@ class Turn:
         return self._make(self.state, tool, arguments, call_id, key)
 
 
-class AsyncTurn:
+class AsyncTurn(_AsyncScoped):
     """One model decision and its calls, for asyncio code."""
+
+    _active = active_turn
 
     def __init__(self, make: AsyncTurnCall, session: SessionState) -> None:
         self._make = make
         self.state: TurnState = TurnState(session)
-
-    def __enter__(self) -> AsyncTurn:
-        self.state.open()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.state.close()
-
-    async def __aenter__(self) -> AsyncTurn:
-        return self.__enter__()
-
-    async def __aexit__(self, *exc: object) -> None:
-        self.state.close()
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None, *, key: Any = None
@@ -190,44 +181,28 @@ class AsyncTurn:
         return await self._make(self.state, tool, arguments, call_id, key)
 
 
-class Session:
+class Session(_Scoped):
     """Calls of one actor in one session, for synchronous code."""
+
+    _active = active_session
 
     def __init__(self, make: TurnCall, key: str, actor: str) -> None:
         self._make = make
         self.state: SessionState = SessionState(key, actor)
-
-    def __enter__(self) -> Session:
-        self.state.open()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.state.close()
 
     def turn(self) -> Turn:
         """Open a turn: duplicates inside it are denied."""
         return Turn(self._make, self.state)
 
 
-class AsyncSession:
+class AsyncSession(_AsyncScoped):
     """Calls of one actor in one session, for asyncio code."""
+
+    _active = active_session
 
     def __init__(self, make: AsyncTurnCall, key: str, actor: str) -> None:
         self._make = make
         self.state: SessionState = SessionState(key, actor)
-
-    def __enter__(self) -> AsyncSession:
-        self.state.open()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.state.close()
-
-    async def __aenter__(self) -> AsyncSession:
-        return self.__enter__()
-
-    async def __aexit__(self, *exc: object) -> None:
-        self.state.close()
 
     def turn(self) -> AsyncTurn:
         """Open a turn: duplicates inside it are denied."""
