@@ -33,7 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("antiphon.cli.admin:models", "install the sentence-embedding model"),
     "serve": ("antiphon.cli.serve:serve", "start the HTTP host"),
     "apikeys": ("antiphon.cli.serve:apikeys", "create or revoke API keys of the host"),
-    "console": ("antiphon.cli.console:console", "look at recorded runs in a browser"),
+    "console": ("antiphon.cli.serve:console", "look at recorded runs in a browser"),
     "proxy": ("antiphon.cli.proxy:proxy", "record, replay and guard model and MCP calls of any program"),
     "mcp": ("antiphon.cli.proxy:mcp", "record, replay and guard an MCP server on stdio"),
     "completion": ("antiphon.cli.completion:completion", "print the completion script of bash, zsh or fish"),

@@ -386,6 +386,28 @@ def ask(question: str) -> None:
         raise errors.InvalidInput("Nothing was changed.")
 
 
+def prompt_in(file: str) -> str:
+    """The text of a prompt that is given as a file."""
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise errors.InvalidInput(f"The prompt {file} cannot be read: {error.strerror}.", path="prompt") from None
+    except UnicodeDecodeError as error:
+        text = f"The prompt {file} is not UTF-8 text: byte {error.start + 1} does not fit."
+        raise errors.InvalidInput(text, hint="Save it as UTF-8.", path="prompt") from None
+
+
+def none_found(app: Any, named: str | None, what: str, state: str, has: Callable[[Any], Any]) -> str:
+    """That a tenant, *named* or not, has nothing to list, where it was looked for, and which tenants have some."""
+    from antiphon.ops.admin import of_tenant, tenants_of
+
+    _, *others = tenants_of(app)
+    others = [tenant for tenant in others if has(of_tenant(app, tenant))]
+    whose = f" of tenant {app.tenant}" if others or named or app.tenant != "default" else ""
+    more = f" These tenants have some (--tenant): {', '.join(others)}." if others else ""
+    return ui.safe(f"No {what}{whose}{state}. Looked in {app.store.url} (--store names another).{more}")
+
+
 def check_run(arguments: argparse.Namespace) -> None:
     """Refuse a run id together with ``--latest``."""
     if arguments.run and arguments.latest:

@@ -31,12 +31,6 @@ def print_json(value: Any, *, indent: bool = True) -> None:
         sys.stdout.buffer.write(document)
 
 
-def none_found(what: str, place: str, tenants: Sequence[str]) -> str:
-    """That there is nothing to list, where it was looked for, and which tenants have some."""
-    more = f" These tenants have some (--tenant): {', '.join(tenants)}." if tenants else ""
-    return safe(f"No {what}. Looked in {place} (--store names another).{more}")
-
-
 def output(arguments: argparse.Namespace, data: Any, text: str | Iterable[str]) -> None:
     """The data with ``--json``, else the text or its lines."""
     if arguments.json:

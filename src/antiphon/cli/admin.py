@@ -28,6 +28,7 @@ from antiphon.cli._base import (
     flag,
     non_negative_int,
     non_negative_number,
+    none_found,
     one_of,
     positive_int,
 )
@@ -84,7 +85,10 @@ def claims(arguments: argparse.Namespace) -> int:
         result: Any = usage(app) if arguments.what == "usage" else drive(_act(Admin(app), arguments))
         place = app.store.url
         if arguments.what == "list" and not result:
-            nothing = _nothing(app, arguments)
+            chosen = {name: getattr(arguments, name) for name in ("tool", "session", "prefix", "state")}
+            nothing = none_found(
+                app, arguments.tenant, "claims", "", lambda other: drive(Admin(other).claims(**chosen, limit=1))
+            )
         more = arguments.what == "list" and len(result) > arguments.limit
     if arguments.what == "resolve" and arguments.reconcile:
         ui.output(arguments, result, _said(result))
@@ -125,8 +129,6 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
         return await _reconcile_all(admin, arguments, chosen)
     if arguments.key == "" and any(chosen.values()):
         return await _resolve_all(admin, arguments, chosen)
-    if not (arguments.happened or arguments.did_not_happen):
-        raise InvalidInput("Specify the outcome: --happened or --did-not-happen.")
     which = {"version": arguments.version, "in_flight": arguments.in_flight}
     return await admin.resolve(arguments.key, **_verdict(arguments), **which, dry_run=arguments.dry_run)
 
@@ -134,6 +136,8 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
 def _verdict(arguments: argparse.Namespace) -> dict[str, Any]:
     from antiphon.ops.tables import json_value
 
+    if not (arguments.happened or arguments.did_not_happen):
+        raise InvalidInput("Specify the outcome: --happened or --did-not-happen.")
     if arguments.value is not None and arguments.no_value:
         raise InvalidInput("Give --value or --no-value, not both.")
     if arguments.value is not None and not arguments.happened:
@@ -164,8 +168,6 @@ async def _resolve_all(
     """Settle every unknown outcome that fits, or those named, alike."""
     from antiphon.ops.admin import Verdict
 
-    if not (arguments.happened or arguments.did_not_happen):
-        raise InvalidInput("Specify the outcome: --happened or --did-not-happen.")
     told = _verdict(arguments)
     if arguments.happened and not told["has_value"]:
         raise InvalidInput("Say what the calls returned: --value JSON, or --no-value.")
@@ -217,18 +219,6 @@ def _said(result: dict[str, Any]) -> Iterator[str]:
         yield f"{told}: {result['resolved']}, still unknown: {result['unknown']}"
     for one in result.get("refused", ()):
         yield f"{one['key']}: {one['message']}"
-
-
-def _nothing(app: Any, arguments: argparse.Namespace) -> str:
-    """That there are no such claims, and which tenants have some."""
-    from antiphon._drive import drive
-    from antiphon.ops.admin import Admin, of_tenant, tenants_of
-
-    chosen = {name: getattr(arguments, name) for name in ("tool", "session", "prefix", "state")}
-    _, *others = tenants_of(app)
-    others = [tenant for tenant in others if drive(Admin(of_tenant(app, tenant)).claims(**chosen, limit=1))]
-    whose = f" of tenant {app.tenant}" if others or arguments.tenant or app.tenant != "default" else ""
-    return ui.none_found(f"claims{whose}", app.store.url, others)
 
 
 def _state(claim: dict[str, Any]) -> str:

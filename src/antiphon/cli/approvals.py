@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from antiphon.cli import _ui as ui
-from antiphon.cli._base import CONFIG, JSON, TENANT, application, argument, command, flag, positive_int
+from antiphon.cli._base import CONFIG, JSON, TENANT, application, argument, command, flag, none_found, positive_int
 from antiphon.errors import InvalidInput
 
 
@@ -91,14 +91,9 @@ def user_name() -> str:
 
 def _nothing(app: Any, arguments: argparse.Namespace) -> str:
     """That there are no such approvals, and which tenants have some."""
-    from antiphon.ops.admin import of_tenant, tenants_of
-
-    _, *others = tenants_of(app)
     chosen = {"state": arguments.state, "tool": arguments.tool, "limit": 1}
-    others = [tenant for tenant in others if of_tenant(app, tenant).approvals("").list(**chosen)]
-    what = "" if arguments.state == "all" else f" {arguments.state}"
-    whose = f" of tenant {app.tenant}" if others or arguments.tenant or app.tenant != "default" else ""
-    return ui.none_found(f"approvals{whose}{what}", app.store.url, others)
+    state = "" if arguments.state == "all" else f" {arguments.state}"
+    return none_found(app, arguments.tenant, "approvals", state, lambda other: other.approvals("").list(**chosen))
 
 
 def _table(found: list[dict[str, Any]]) -> Iterator[str]:

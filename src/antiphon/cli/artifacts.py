@@ -54,18 +54,12 @@ def export(arguments: argparse.Namespace) -> int:
         wire = {"run": manifest.id, "file": str(path), "bytes": size, "needsKey": steps}
         ui.output(arguments, wire, f"{path}  {size} bytes")
     if steps and not arguments.json:
-        print(
-            f"These steps need the key in CI (ANTIPHON_REPLAY_KEY, see antiphon replay-key):{_list(steps)}",
-            file=sys.stderr,
-        )
+        note = "These steps need the key in CI (ANTIPHON_REPLAY_KEY, see antiphon replay-key):"
+        print("\n  ".join((note, *steps)), file=sys.stderr)
     if manifest.tags.get("openWork") and not arguments.json:
         note = "work that the run started may still go on: the artifact is incomplete; export it again later"
         print(f"antiphon: {note}", file=sys.stderr)
     return 0
-
-
-def _list(steps: list[str]) -> str:
-    return "".join(f"\n  {step}" for step in steps)
 
 
 @command(CONFIG, JSON)

@@ -24,6 +24,7 @@ from antiphon.cli._base import (
     non_negative_int,
     non_negative_number,
     positive_int,
+    prompt_in,
     ratio,
     repeated,
 )
@@ -181,7 +182,7 @@ def _plan(app: Any, arguments: argparse.Namespace) -> Any:
         raise InvalidInput("Name the runs, or say which with --select.", hint="For example: --select 'name=refund'")
     variants = [Variant(name=model, model=model, temperature=arguments.temperature) for model in arguments.model]
     for file in arguments.prompt:
-        variants.append(Variant(name=Path(file).name, prompt=_prompt(file), temperature=arguments.temperature))
+        variants.append(Variant(name=Path(file).name, prompt=prompt_in(file), temperature=arguments.temperature))
     names = ("samples", "llm", "entry", "metric", "alpha", "margin", "min_ars", "budget", "max_calls")
     return ops.matrix(
         arguments.select or arguments.runs,
@@ -193,17 +194,6 @@ def _plan(app: Any, arguments: argparse.Namespace) -> Any:
         progress=ui.progress,
         **{name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None},
     )
-
-
-def _prompt(file: str) -> str:
-    try:
-        return Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInput(
-            f"The prompt {file} is not UTF-8 text: byte {error.start + 1} does not fit.",
-            hint="Save it as UTF-8.",
-            path="prompt",
-        ) from None
 
 
 def _show(arguments: argparse.Namespace, status: Any, out: TextIO) -> None:

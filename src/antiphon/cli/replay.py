@@ -33,6 +33,7 @@ from antiphon.cli._base import (
     non_negative_number,
     one_of,
     positive_int,
+    prompt_in,
     ratio,
     repeated,
 )
@@ -80,9 +81,7 @@ _OPTIONS = "mode verify realtime masked min_ars samples baseline from_event mode
             metavar="N",
             help="answer from the recording before event N, live from N on",
         ),
-        argument(
-            "--edit", action="append", default=[], metavar="N.PATH=JSON", help="change a part of recorded event N"
-        ),
+        repeated("--edit", "N.PATH=JSON", "change a part of recorded event N"),
         argument("--samples", type=positive_int, default=1, metavar="N", help="replay N times and report the spread"),
         flag("--baseline", "also replay with the recorded model, for comparison"),
         flag("--exact-only", "no semantic matches"),
@@ -93,13 +92,7 @@ _OPTIONS = "mode verify realtime masked min_ars samples baseline from_event mode
         repeated("--live", "NAME", "call it, if it is safe"),
         repeated("--frozen", "NAME", "answer it from the recording"),
         repeated("--static", "NAME=JSON", "answer it with this"),
-        argument(
-            "--fault",
-            action="append",
-            default=[],
-            metavar="NAME=FAULT",
-            help="timeout, rate_limited, malformed or refusal",
-        ),
+        repeated("--fault", "NAME=FAULT", "timeout, rate_limited, malformed or refusal"),
     ),
     CONFIG,
     JSON,
@@ -124,10 +117,11 @@ def replay(arguments: argparse.Namespace) -> int:
     from antiphon.ops.tables import json_value, table_of
 
     check_run(arguments)
+    prompt = arguments.prompt
     options: dict[str, Any] = {name: getattr(arguments, name) for name in _OPTIONS}
     options |= {
         "execute": not arguments.no_execute,
-        "prompt": _prompt(arguments.prompt),
+        "prompt": prompt_in(prompt[1:]) if prompt and prompt.startswith("@") else prompt,
         "input": json_value(arguments.input, "--input"),
         "exact_only": arguments.exact_only or None,
         "edits": _edits(arguments.edit),
@@ -262,17 +256,6 @@ def _notice(app: Any, recording: Any) -> str:
     from antiphon.ops.side_effects import notice
 
     return notice(recording.manifest.entry, known_tools(app, recording)) or ""
-
-
-def _prompt(text: str | None) -> str | None:
-    if not text or not text.startswith("@"):
-        return text
-    try:
-        return Path(text[1:]).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(f"--prompt: {text[1:]} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise InvalidInput(f"--prompt: {text[1:]} is not UTF-8 text.") from None
 
 
 def _edits(texts: list[str]) -> dict[int, dict[str, Any]]:

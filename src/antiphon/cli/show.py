@@ -238,7 +238,6 @@ def _opened(arguments: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
 
 def _revealed(app: Any, run: str, arguments: argparse.Namespace) -> None:
     """Note who looked at originals; without one event to look at there is nothing to reveal."""
-    from antiphon.errors import InvalidInput
     from antiphon.ops.admin import note
 
     chosen = [arguments.event, arguments.context, *(arguments.diff or ())]
@@ -378,20 +377,17 @@ def _short(text: str) -> str:
 _ANSWERED = {"recording": "from the recording", "semantic": "from a similar recorded call", "live": "live"}
 
 
-def _blocked(node: dict[str, Any]) -> bool:
-    told = node["meta"].get("metadata")
-    return isinstance(told, dict) and told.get("answeredBy") == "blocked"
-
-
 def _line(node: dict[str, Any]) -> str:
     meta = node["meta"]
+    told = meta.get("metadata")
+    answered = told.get("answeredBy") if isinstance(told, dict) else None
     name = node["name"] if node["kind"] != "llm" else f"model {node.get('model') or ''}".rstrip()
     parts = [ui.dim(f"{node['seq']:>4}"), ui.bold(ui.safe(name))]
     if node.get("what"):
         parts.append(ui.safe(node["what"]))
     if node.get("orphan"):
         parts.append(ui.yellow("orphan"))
-    if node["outcome"] and not _blocked(node):
+    if node["outcome"] and answered != "blocked":
         colour = _OUTCOME.get(str(node["outcome"]), ui.plain)
         parts.append(colour(ui.safe(node["outcome"])))
     elif node["kind"] in ("tool", "llm", "mcp", "node"):
@@ -400,9 +396,7 @@ def _line(node: dict[str, Any]) -> str:
         parts.append(ui.dim(ui.duration(meta["durationMs"])))
     if meta.get("attempts", 1) > 1:
         parts.append(ui.yellow(f"{meta['attempts']} attempts"))
-    told = meta.get("metadata")
-    answered = told.get("answeredBy") if isinstance(told, dict) else None
-    if _blocked(node):
+    if answered == "blocked":
         parts.append(ui.red("blocked"))
     elif answered or meta.get("fromCache"):
         parts.append(ui.yellow(_ANSWERED.get(str(answered), "reused")))
