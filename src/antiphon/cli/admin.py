@@ -340,12 +340,12 @@ def config(arguments: argparse.Namespace) -> int:
       antiphon config show --changed
     """
     from antiphon._gateway.switches import VARIABLES, start_value
-    from antiphon.config.load import load
+    from antiphon.config.load import leaves, load
 
     loaded = load(arguments.config)
     rows: list[tuple[str, object, str]] = []
     switches = {f"gateway.{name}": (start_value(os.environ, name), variable) for name, variable in VARIABLES.items()}
-    for name, value in _leaves(msgspec.to_builtins(loaded.config), ""):
+    for name, value in leaves(msgspec.to_builtins(loaded.config)):
         switched, variable = switches.get(name, (None, ""))
         if switched is not None:
             rows.append((name, switched, f"environment {variable}"))
@@ -360,14 +360,6 @@ def config(arguments: argparse.Namespace) -> int:
     data = {"settings": [{"name": name, "value": value, "source": source} for name, value, source in rows]}
     ui.output(arguments, data, [text, ui.dim(f"file: {loaded.file or 'none'}")])
     return 0
-
-
-def _leaves(value: object, prefix: str) -> list[tuple[str, object]]:
-    if isinstance(value, dict) and value:
-        return [
-            leaf for name, item in value.items() for leaf in _leaves(item, f"{prefix}.{name}" if prefix else str(name))
-        ]
-    return [(prefix, value)]
 
 
 def _masked(value: object) -> object:

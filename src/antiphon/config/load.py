@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -118,14 +118,17 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str, str], text: str) -> Loaded:
-    sources = dict.fromkeys(_leaves(table), name)
+    sources = {key: name for key, value in leaves(table) if not isinstance(value, Mapping)}
     try:
         config = msgspec.convert(table, Config)
     except msgspec.ValidationError as error:
         raise _explain(str(error), name, text, table) from None
     except UnicodeEncodeError as error:
         raise ConfigError(f"{name}: a text is not valid Unicode ({error.reason}).", path=name) from None
-    for key, variable, value in _from_environment(env, table):
+    for variable, (key, kind) in _variables().items():
+        if not env.get(variable):
+            continue
+        value = _given(env[variable], kind)
         section, _, leaf = key.partition(".")
         merged = {**table.get(section, {}), leaf: value}
         table = {**table, section: merged}
@@ -144,7 +147,7 @@ def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str
 
 @cache
 def _variables() -> dict[str, tuple[str, Any]]:
-    """``ANTIPHON_<SECTION>_<KEY>`` for every plain setting: the setting and its type."""
+    """``ANTIPHON_<SECTION>_<KEY>`` for every plain setting, then the short names: the setting and its type."""
     found: dict[str, tuple[str, Any]] = {}
     for section, kind in get_type_hints(Config).items():
         for candidate in (kind, *getattr(kind, "__args__", ())):
@@ -152,12 +155,12 @@ def _variables() -> dict[str, tuple[str, Any]]:
                 for field in msgspec.structs.fields(candidate):
                     if settable(field.type):
                         found[f"ANTIPHON_{section}_{field.name}".upper()] = (f"{section}.{field.name}", field.type)
-    return found
+    return found | {variable: (key, str) for variable, key in _SHORT.items()}
 
 
 def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Variables that look like settings but are not, each with the name that was probably meant (or ``""``)."""
-    known = {*_variables(), *_SHORT, *_OTHER}
+    known = {*_variables(), *_OTHER}
     strange = [name for name in env if name.startswith("ANTIPHON_") and name not in known and not _OWN.match(name)]
     return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), "") for name in strange}
 
@@ -174,29 +177,10 @@ def _warn_of_unknown(env: Mapping[str, str]) -> None:
             log.warning("%s is no setting and has no effect. %s", name, hint)
 
 
-def _from_environment(env: Mapping[str, str], table: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """The settings from the environment."""
-    found: list[tuple[str, str, Any]] = [
-        (key, variable, _given(env[variable], kind))
-        for variable, (key, kind) in _variables().items()
-        if env.get(variable)
-    ]
-    for variable, key in _SHORT.items():
-        if env.get(variable):
-            found.append((key, variable, _plain(env[variable])))
-    return found
-
-
 def settable(kind: Any) -> bool:
     """Whether a variable can hold a setting of this type: not a table, nor a list of tables."""
     inner = [part for part in getattr(kind, "__args__", ()) if isinstance(part, type) and issubclass(part, Section)]
     return getattr(kind, "__origin__", kind) is not dict and not inner
-
-
-def _given(value: str, kind: Any) -> Any:
-    if getattr(kind, "__origin__", None) is tuple:
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return _plain(value)
 
 
 _SHORT = {
@@ -222,7 +206,9 @@ _OWN = re.compile(r"ANTIPHON_(?:TEST|BENCH|EXEC)")
 """Variables of our tests, our benchmarks and of programs that ``antiphon exec`` starts."""
 
 
-def _plain(value: str) -> Any:
+def _given(value: str, kind: Any) -> Any:
+    if getattr(kind, "__origin__", None) is tuple:
+        return [part.strip() for part in value.split(",") if part.strip()]
     lowered = value.strip().lower()
     if lowered in ("true", "on", "yes"):
         return True
@@ -231,14 +217,13 @@ def _plain(value: str) -> Any:
     return value
 
 
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found: list[str] = []
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings in a table, by their whole names; an empty table stands for itself."""
     for name, value in table.items():
-        if isinstance(value, Mapping):
-            found += _leaves(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
         else:
-            found.append(f"{prefix}{name}")
-    return found
+            yield f"{prefix}{name}", value
 
 
 def _settings() -> list[str]:

@@ -19,7 +19,7 @@ from antiphon._late import LateRedactor
 from antiphon.config.load import Loaded, changed, load, process_environment
 from antiphon.config.model import ArtifactsSection, Config, Section
 from antiphon.config.place import DATABASE, Place, state_place, test_stores
-from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
+from antiphon.contract.spec import POLICIES
 from antiphon.decide.loop import LoopPolicy
 from antiphon.errors import ConfigError
 from antiphon.ports import Blobs, Clock, Listener, Store
@@ -67,9 +67,8 @@ def _fields(section: Section) -> dict[str, Any]:
 
 def _policies(section: Any) -> dict[str, Any]:
     """The policies that a section sets; the others stay ``None``."""
-    kinds = {"retry": RetryPolicy, "breaker": BreakerPolicy, "ttl": Ttls}
-    given = {name: getattr(section, name) for name in kinds}
-    return {name: None if part is None else kinds[name](**_fields(part)) for name, part in given.items()}
+    given = {name: getattr(section, name) for name in POLICIES}
+    return {name: None if part is None else POLICIES[name](**_fields(part)) for name, part in given.items()}
 
 
 # -- stores ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from antiphon.contract._base import UNSET, Millis, Value
-from antiphon.contract.record import DedupeRecord
+from antiphon.contract.record import DedupeRecord, is_unsettled
 
 REQUIRED: Final = "approval_required"
 GRANTED: Final = "approval_granted"
@@ -98,7 +98,4 @@ def spent_by(record: DedupeRecord) -> Approval | None:
     """The approval that the call of this record has spent: one in flight, or one of unknown outcome."""
     if record.state == "inflight":
         return None if record.arguments is UNSET else split_note(record.arguments)[0]
-    error = record.error
-    if record.state == "failed" and error is not UNSET and error.code == "outcome_unknown":
-        return None if record.payload is UNSET else read(bytes(record.payload))
-    return None
+    return read(bytes(record.payload)) if is_unsettled(record) and record.payload is not UNSET else None

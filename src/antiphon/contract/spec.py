@@ -76,7 +76,7 @@ _CODE: dict[str, Any] = {
     "approve": None,
     "approver": None,
 }
-_POLICIES: tuple[tuple[str, type[Value]], ...] = (("retry", RetryPolicy), ("breaker", BreakerPolicy), ("ttl", Ttls))
+POLICIES: dict[str, type[Value]] = {"retry": RetryPolicy, "breaker": BreakerPolicy, "ttl": Ttls}
 
 
 class Happened(NamedTuple):
@@ -235,7 +235,7 @@ class ToolSpec(Value, frozen=True):
         """``retry={"max_attempts": 2}`` stands for the policy with that field."""
         if self.approve_ignore:
             force_setattr(self, "volatile", tuple(dict.fromkeys((*self.volatile, *self.approve_ignore))))
-        for name, kind in _POLICIES:
+        for name, kind in POLICIES.items():
             given: Any = getattr(self, name)
             if isinstance(given, Mapping):
                 force_setattr(self, name, _policy(kind, name, given))
