@@ -11,6 +11,7 @@ import ipaddress
 import socket
 import threading
 from collections import defaultdict
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
@@ -136,29 +137,19 @@ class Lookup:
         """All addresses of a name; the thread keeps its slot until the name server has answered."""
         room, loop = self._room[tenant], asyncio.get_running_loop()
         await room.acquire()
-        answer: asyncio.Future[list[str]] = loop.create_future()
-
-        def done(found: list[str] | None, error: Exception | None) -> None:
-            room.release()
-            if answer.cancelled():
-                return
-            if error is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(found or [])
+        answer: Future[list[str]] = Future()
+        answer.set_running_or_notify_cancel()  # a waiter that is cancelled does not cancel it
 
         def look() -> None:
-            found: list[str] | None = None
-            problem: Exception | None = None
             try:
                 infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                found = list(dict.fromkeys(str(info[4][0]) for info in infos))
-                if not found:
+                if not infos:
                     raise OSError("no address")
+                answer.set_result(list(dict.fromkeys(str(info[4][0]) for info in infos)))
             except Exception as error:
-                problem = error
+                answer.set_exception(error)
             with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody is waiting
-                loop.call_soon_threadsafe(done, found, problem)
+                loop.call_soon_threadsafe(room.release)
 
         threading.Thread(target=look, name="antiphon-lookup", daemon=True).start()
-        return await answer
+        return await asyncio.wrap_future(answer)

@@ -108,7 +108,7 @@ def discovery(host: Host) -> dict[str, Any]:
     families["envelopes"]["reliability"]["maxRetryAttempts"] = MAX_ATTEMPTS
     if host.webhooks is None:
         del families["webhooks"]
-    if not claims_version_4(host):
+    if not (host.claims.get("passed") and host.config.record.enabled):  # what version 4 needs
         del families["multiAgent"]
         phases["honoured"] = []
     phases["llmKeyRecipe"] = recipe_name(host.settings.llm_key_recipe)
@@ -116,8 +116,3 @@ def discovery(host: Host) -> dict[str, Any]:
     found["implementation"]["version"] = __version__
     found["limits"] |= {"schemaRounds": MAX_ATTEMPTS - 1, "maxRequestBodyBytes": host.settings.max_body_bytes}
     return {**found, "fixtures": sorted(host.workflows), **families}
-
-
-def claims_version_4(host: Host) -> bool:
-    """Whether configuration and self-test allow the host to claim version 4."""
-    return bool(host.claims.get("passed")) and host.config.record.enabled

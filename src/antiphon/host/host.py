@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import hashlib
 import inspect
 import logging
 import random
@@ -27,7 +26,6 @@ import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
-from antiphon._recording.plain import dump
 from antiphon._recording.recorder import Recorder
 from antiphon._recording.run import Run
 from antiphon._recording.seals import Originals
@@ -39,7 +37,6 @@ from antiphon.contract.events import Event, RunManifest
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import (
     AntiphonError,
-    CanonicalError,
     ConfigError,
     Divergence,
     InvalidInput,
@@ -53,6 +50,7 @@ from antiphon.host.fairness import Fair, Shares
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
 from antiphon.host.webhooks import Mask, Notices, PostTo, Webhooks
+from antiphon.host.wire import document_digest
 from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeFailed, Outputs, Visit, check_nodes
@@ -749,11 +747,7 @@ class HostRun:
         """The digest of a node's request: the model request, or the arguments of any other node."""
         is_model = visit.node.type_id.startswith(("core.ai.", "core.llm."))
         asks = request_of(visit) if is_model else {**visit.node.config, **visit.inputs}
-        shown = self.recorder.present(asks, "")[0]
-        try:
-            return canonical_digest(shown)
-        except (CanonicalError, RecursionError):
-            return hashlib.sha256(dump(shown)).hexdigest()
+        return document_digest(self.recorder.present(asks, "")[0])
 
     async def run_agent(self, visit: Visit) -> Any:
         """Call an entry point; its calls are part of this run, and a replay answers them from the recording."""

@@ -115,9 +115,6 @@ class ModelBoundary(msgspec.Struct, eq=False):
         await boundary.start()
         try:
             response = await self._send(visit, request, attempt)
-        except ProviderError as error:
-            await boundary.finish("error", error=error_payload(error))
-            raise NodeFailed(error.code, str(error)) from None
         except AntiphonError as error:
             await boundary.finish("error", error=error_payload(error))
             raise NodeFailed(error.code, error.message) from None
@@ -179,12 +176,11 @@ def _read(answer: Mapping[str, Any], schema: Any) -> tuple[dict[str, Any], str |
 # -- providers -----------------------------------------------------------------------------------------------------
 
 
-class ProviderError(Exception):
+class ProviderError(AntiphonError):
     """The provider answered with an error."""
 
     def __init__(self, code: str) -> None:
-        super().__init__(f"The provider answered with {code}.")
-        self.code = code
+        super().__init__(f"The provider answered with {code}.", code=code)
 
 
 async def send(post: Post, name: str, provider: ProviderSection, request: Mapping[str, Any], *, key: str) -> Any:

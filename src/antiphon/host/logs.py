@@ -5,6 +5,7 @@ Every line names its request, tenant and run, including lines written by user co
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -36,10 +37,8 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     text = record.getMessage()
     told: Any = None
     if record.name == "antiphon" and text.startswith("{"):
-        try:
+        with contextlib.suppress(orjson.JSONDecodeError):
             told = orjson.loads(text)
-        except orjson.JSONDecodeError:
-            told = None
     if isinstance(told, dict):
         told.pop("timeMs", None)
         found |= told

@@ -41,8 +41,7 @@ class Options(msgspec.Struct, kw_only=True):
 
     def given(self) -> dict[str, Any]:
         """The options that are set."""
-        names = ("inputs", "tags", "metadata", "configurable")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {name: value for name in Options.__struct_fields__ if (value := getattr(self, name)) is not None}
 
 
 class Start(Options, rename="camel"):
@@ -223,15 +222,10 @@ def retention_seconds(host: Host) -> int:
 # -- looking -------------------------------------------------------------------------------------------------------
 
 
-async def look(host: Host, principal: Principal, run_id: str) -> tuple[RunManifest, list[Numbered]]:
-    """One of the principal's runs with its events; any other is not found."""
-    manifest = await host.visible(principal, run_id)
-    return manifest, await HostRun.reader(host, run_id, principal.tenant).more()
-
-
 async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
     """The state of a run, computed from its events."""
-    manifest, events = await look(host, principal, run_id)
+    manifest = await host.visible(principal, run_id)
+    events = await HostRun.reader(host, run_id, principal.tenant).more()
     workflow = host.workflows.get(manifest.name)
     last = events[-1] if events else None
     status = TERMINAL.get(last.told.type, "running") if last is not None else "pending"
@@ -299,21 +293,20 @@ async def runs(host: Host, principal: Principal, *, limit: int, before: str, sta
     }
 
 
-async def events_after(host: Host, principal: Principal, run_id: str, last: int) -> dict[str, Any]:
-    """The events after number *last* as documents, and whether the run is over."""
-    _, events = await look(host, principal, run_id)
-    over = bool(events) and events[-1].told.type in TERMINAL
-    return {"events": [document(run_id, event) for event in events if event.sequence > last], "isComplete": over}
+async def events_after(
+    host: Host, principal: Principal, run_id: str, last: int, *, reveal: bool = False
+) -> dict[str, Any]:
+    """The events after number *last* as documents, and whether the run is over.
 
-
-async def revealed(host: Host, principal: Principal, run_id: str, last: int) -> dict[str, Any]:
-    """The same with masked values revealed; the access is written to the audit log."""
+    If masked values are *revealed*, the access is written to the audit log.
+    """
     manifest = await host.visible(principal, run_id)
-    if host.tenant(principal.tenant).keys.key_of(manifest) is None:
-        text = "The originals of this run are not kept, or were sealed with the key of another store."
-        raise Rejected(409, "originals_unavailable", text)
-    await host.admin(principal).looked_at_originals(run_id)
-    events = await HostRun.reader(host, run_id, principal.tenant, manifest).more()
+    if reveal:
+        if host.tenant(principal.tenant).keys.key_of(manifest) is None:
+            text = "The originals of this run are not kept, or were sealed with the key of another store."
+            raise Rejected(409, "originals_unavailable", text)
+        await host.admin(principal).looked_at_originals(run_id)
+    events = await HostRun.reader(host, run_id, principal.tenant, manifest if reveal else None).more()
     over = bool(events) and events[-1].told.type in TERMINAL
     return {"events": [document(run_id, event) for event in events if event.sequence > last], "isComplete": over}
 

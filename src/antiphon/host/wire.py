@@ -7,6 +7,7 @@ like that as ``{"$int": [value]}``, so the two cannot be confused.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 from typing import Any
@@ -15,6 +16,8 @@ import msgspec
 import orjson
 
 from antiphon._recording.plain import dump
+from antiphon.canonical import canonical_digest
+from antiphon.errors import CanonicalError
 
 _MARK = "$int"
 _QUOTED_MARK = b'"$int"'
@@ -45,6 +48,14 @@ def to_json(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError, RecursionError):
         return dump(value)
+
+
+def document_digest(value: Any) -> str:
+    """The digest of a document; of one without a canonical form, that of its bytes."""
+    try:
+        return canonical_digest(value)
+    except (CanonicalError, RecursionError):
+        return hashlib.sha256(dump(value)).hexdigest()
 
 
 def kept(payload: dict[str, Any]) -> dict[str, Any]:

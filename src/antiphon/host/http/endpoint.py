@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import ipaddress
 import logging
 import re
@@ -15,16 +14,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from antiphon._gateway.ids import uuid7
-from antiphon._recording.plain import dump
-from antiphon.canonical import canonical_digest
-from antiphon.errors import AntiphonError, CanonicalError, InvalidInput, NotFound, StoreError
+from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.host.api_keys import Principal, Role
 from antiphon.host.fairness import Fair
 from antiphon.host.host import Host, Rejected, not_found
 from antiphon.host.http_idempotency import Action, KeyMismatch, Reply, StillRunning, once
 from antiphon.host.logs import about
 from antiphon.host.webhooks import TooManyHooks
-from antiphon.host.wire import from_json, to_json
+from antiphon.host.wire import document_digest, from_json, to_json
+from antiphon.ops.approvals import AlreadyDecided, SelfApproval
 
 log: logging.Logger = logging.getLogger("antiphon.host")
 
@@ -33,6 +31,12 @@ _RUN_ID = re.compile(r"[A-Za-z0-9._:@+~-]{1,200}")
 """Imported runs keep the ids given by other tools."""
 _FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
 """Content types that a browser sends to other sites without a CORS preflight."""
+_STATUSES: tuple[tuple[type[AntiphonError], int], ...] = (
+    (AlreadyDecided, 409),
+    (SelfApproval, 403),
+    (NotFound, 404),
+    (TooManyHooks, 429),
+)
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 
@@ -64,16 +68,15 @@ def failure(problem: Exception) -> Response:
     if isinstance(problem, StillRunning):
         text = "The first request under this Idempotency-Key is still being processed. Try again in a second."
         return error(409, "idempotency_in_flight", text, {"retryAfter": 1}, {"Retry-After": "1"})
+    for kind, status in _STATUSES:
+        if isinstance(problem, kind):
+            return error(status, problem.code, str(problem))
     if isinstance(problem, InvalidInput):
         return error(400, problem.code, str(problem), {"path": problem.path} if problem.path else None)
-    if isinstance(problem, NotFound):
-        return error(404, problem.code, str(problem))
     if isinstance(problem, StoreError):
         log.warning("the store failed: %s", problem)
         text = "The store failed. What was to be changed may have been changed or not: look at it, then try again."
         return error(503, "store_unavailable", text, None, {"Retry-After": "1"})
-    if isinstance(problem, TooManyHooks):
-        return error(429, problem.code, str(problem))
     if isinstance(problem, AntiphonError):
         return error(422, problem.code, str(problem))
     log.error("a request failed", exc_info=problem)
@@ -235,13 +238,6 @@ def choice(request: Request, name: str, allowed: Sequence[str]) -> str:
     return text or ""
 
 
-def _digest(body: Any) -> str:
-    try:
-        return canonical_digest(body)
-    except CanonicalError:
-        return hashlib.sha256(dump(body)).hexdigest()
-
-
 def idempotency_key(request: Request) -> str | None:
     """The ``Idempotency-Key`` of a request, if it has one."""
     key = request.headers.get("idempotency-key")
@@ -270,7 +266,7 @@ async def idempotent(
             workspace=host.app.workspace,
             endpoint=endpoint,
             key=key,
-            digest=_digest(body),
+            digest=document_digest(body),
             action=action,
         )
     if reply.status == 204:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -53,7 +52,7 @@ from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, logical_invocation_id
 from antiphon.llm.key import llm_cache_key
 from antiphon.ops.admin import Admin, Verdict, as_breaker_key
 from antiphon.ops.approval_page import ApprovalPage
-from antiphon.ops.approvals import AlreadyDecided, Approvals, SelfApproval
+from antiphon.ops.approvals import Approvals
 from antiphon.ops.gateways import declared
 from antiphon.ops.what_if import Wanted
 
@@ -178,15 +177,15 @@ async def events(request: Request, host: Host, principal: Principal) -> Response
     last = whole_number(seen, "Last-Event-ID", -1, _LAST) if seen else -1
     kinds = accepted(request)
     as_json = "application/json" in kinds and "text/event-stream" not in kinds
-    if choice(request, "reveal", ("false", "true")) == "true":
+    reveal = choice(request, "reveal", ("false", "true")) == "true"
+    if reveal:
         if not principal.may("admin"):
             text = f"Originals are shown to keys with the role admin; yours has {principal.role}."
             raise Rejected(403, "forbidden", text)
         if not as_json:
             raise Rejected(400, "validation_error", "Originals come as JSON only: send Accept: application/json.")
-        return Json(await runs.revealed(host, principal, run_id, last))
     if as_json:
-        return Json(await runs.events_after(host, principal, run_id, last))
+        return Json(await runs.events_after(host, principal, run_id, last, reveal=reveal))
     manifest = await host.visible(principal, run_id)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if request.method == "HEAD":
@@ -347,17 +346,17 @@ async def health(request: Request, host: Host, principal: Principal) -> Response
 async def tried_limits(request: Request, host: Host, principal: Principal) -> Response:
     """``GET /v1/what-if``: the recorded attempts under tighter limits."""
     given = request.query_params
-    limits = (("consecutive", 1_000), ("minCalls", 1_000), ("cooldownMs", 86_400_000), ("maxAttempts", 100))
-    numbers = {name: whole_number(given[name], name, 1, most) for name, most in limits if given.get(name)}
+    limits = {
+        "consecutive": ("consecutive", 1_000),
+        "min_calls": ("minCalls", 1_000),
+        "cooldown_ms": ("cooldownMs", 86_400_000),
+        "max_attempts": ("maxAttempts", 100),
+    }
+    numbers = {
+        limit: whole_number(given[name], name, 1, most) for limit, (name, most) in limits.items() if given.get(name)
+    }
     rate = whole_number(given["ratePercent"], "ratePercent", 1, 100) / 100 if given.get("ratePercent") else None
-    wanted = Wanted(
-        consecutive=numbers.get("consecutive"),
-        rate=rate,
-        min_calls=numbers.get("minCalls"),
-        cooldown_ms=numbers.get("cooldownMs"),
-        max_attempts=numbers.get("maxAttempts"),
-    )
-    return Json(await recordings.tried_limits(host, principal, wanted))
+    return Json(await recordings.tried_limits(host, principal, Wanted(rate=rate, **numbers)))
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------
@@ -583,23 +582,21 @@ async def decide_approval(
     """``POST /v1/approvals/{approval}``: approve, deny or withdraw."""
     asked = decode(body, Decision)
     told: dict[str, Any] = {"reason": asked.reason, "dry_run": asked.dry_run}
-    with _refusals():
-        desk = _desk(request, host, principal)
-        return Reply(200, await desk.decide(request.path_params["approval"][:64], asked.decision, **told))
+    desk = _desk(request, host, principal)
+    return Reply(200, await desk.decide(request.path_params["approval"][:64], asked.decision, **told))
 
 
 @mutation
 async def link_approval(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
     """``POST /v1/approvals/{approval}/links``: a signed link for deciding an approval; it is shown once."""
     asked = decode(body, Invitation)
-    with _refusals():
-        made = await _desk(request, host, principal).link(
-            request.path_params["approval"][:64],
-            to=asked.to,
-            may=asked.may,
-            expires_in_s=asked.expires_in_s,
-            url=asked.url,
-        )
+    made = await _desk(request, host, principal).link(
+        request.path_params["approval"][:64],
+        to=asked.to,
+        may=asked.may,
+        expires_in_s=asked.expires_in_s,
+        url=asked.url,
+    )
     return Reply(201, made, unkept=("url",))
 
 
@@ -607,16 +604,6 @@ async def open_link(request: Request) -> ApprovalPage:
     """``GET`` and ``POST /approve``: the page of a signed link, authorised by its token instead of a key."""
     host: Host = request.app.state.host
     return ApprovalPage(host.app, host.behind_link)
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    try:
-        yield
-    except AlreadyDecided as decided:
-        raise Rejected(409, decided.code, str(decided)) from None
-    except SelfApproval as own:
-        raise Rejected(403, own.code, str(own)) from None
 
 
 @mutation

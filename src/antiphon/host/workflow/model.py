@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from antiphon.canonical import canonical_digest
 from antiphon.errors import InvalidInput
+from antiphon.host.workflow.schema import is_a
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 TriggerRule = Literal["all_success", "any_success", "all"]
@@ -135,22 +136,16 @@ def _unique(what: str, names: Iterable[str]) -> set[str]:
     return seen
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "object": (dict,),
-    "array": (list,),
-}
-
-
 def initial_variables(workflow: Workflow, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The variables of a new run; a missing or ill-typed input is an error that names it."""
     values: dict[str, Any] = {}
     for variable in workflow.variables:
         if variable.name in inputs:
             value = inputs[variable.name]
-            _check(variable, value)
+            if not is_a(value, variable.type):
+                raise InvalidInput(
+                    f"The input {variable.name!r} is a {variable.type}.", path=f"$.inputs.{variable.name}"
+                )
             values[variable.name] = value
         elif variable.default_value is not None:
             values[variable.name] = variable.default_value
@@ -159,11 +154,3 @@ def initial_variables(workflow: Workflow, inputs: Mapping[str, Any]) -> dict[str
                 f"The workflow needs the input {variable.name!r} ({variable.type}).", path=f"$.inputs.{variable.name}"
             )
     return values
-
-
-def _check(variable: Variable, value: Any) -> None:
-    kinds = _TYPES.get(variable.type)
-    if kinds is None:
-        return
-    if not isinstance(value, kinds) or (variable.type == "number" and isinstance(value, bool)):
-        raise InvalidInput(f"The input {variable.name!r} is a {variable.type}.", path=f"$.inputs.{variable.name}")

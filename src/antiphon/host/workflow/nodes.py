@@ -159,7 +159,9 @@ async def _model(visit: Visit) -> Outputs:
     return await visit.services.ask_model(visit)
 
 
-_BUILT_IN: dict[str, tuple[Kind, Callable[[Visit], Awaitable[Outputs]]]] = {
+Function = Callable[[Visit], Awaitable[Outputs]]
+
+_BUILT_IN: dict[str, tuple[Kind, Function]] = {
     "core.noop": ("pure", _noop),
     "core.identity": ("pure", _identity),
     "core.delay": ("observed", _wait),
@@ -168,7 +170,7 @@ _BUILT_IN: dict[str, tuple[Kind, Callable[[Visit], Awaitable[Outputs]]]] = {
     "core.conformance.side-effect": ("observed", _side_effect),
     "core.conformance.nondeterminism": ("observed", _nondeterminism),
 }
-_PREFIXES: tuple[tuple[str, Kind, Callable[[Visit], Awaitable[Outputs]]], ...] = (
+_PREFIXES: tuple[tuple[str, Kind, Function], ...] = (
     ("tool:", "observed", _tool),
     ("agent:", "observed", _agent),
     ("core.ai.", "model", _model),
@@ -176,7 +178,7 @@ _PREFIXES: tuple[tuple[str, Kind, Callable[[Visit], Awaitable[Outputs]]], ...] =
 )
 
 
-def implementation(node: Node) -> tuple[Kind, Callable[[Visit], Awaitable[Outputs]]] | None:
+def implementation(node: Node) -> tuple[Kind, Function] | None:
     """How a node runs and how a replay treats it; a declared side effect never counts as a pure node."""
     found = _BUILT_IN.get(node.type_id)
     if found is None:

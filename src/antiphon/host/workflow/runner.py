@@ -17,7 +17,7 @@ import msgspec
 from antiphon._late import traceback_of
 from antiphon.errors import StoreError
 from antiphon.host.workflow.model import Workflow
-from antiphon.host.workflow.nodes import Heard, NodeFailed, Outputs, Services, Visit, implementation
+from antiphon.host.workflow.nodes import Function, Heard, NodeFailed, Outputs, Services, Visit, implementation
 from antiphon.host.workflow.source import NOT_VERIFIED, Comparison, Recorded, Source
 from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent
 from antiphon.redact import without_values
@@ -27,8 +27,6 @@ log: logging.Logger = logging.getLogger("antiphon.host")
 Write = Callable[[Sequence[tuple[WorkflowEvent, int]], bool], Awaitable[None]]
 """(events with their numbers, whether the run is over) -> written."""
 
-LoadSource = Callable[[], Awaitable[Source]]
-
 
 class Stopped(Exception):
     """This process must not continue the run: another process owns it."""
@@ -37,7 +35,7 @@ class Stopped(Exception):
 class Replay(NamedTuple):
     """Marks a run as a replay fork and gives the source of its observations."""
 
-    load: LoadSource
+    load: Callable[[], Awaitable[Source]]
     comparison: Comparison
     verify: bool = False
     """Ask the model again although the answer is recorded, and compare the kinds (D28)."""
@@ -198,7 +196,8 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
                 raise NodeFailed("unknown_node_type", f"This host does not know the node type {node.type_id}.")
             kind, function = found
             if self.replay is not None and kind != "pure":
-                outputs = await self._observe(self.replay, visit, WorkflowEvent("node.started", started, asked))
+                told = WorkflowEvent("node.started", started, asked)
+                outputs = await self._observe(self.replay, visit, told, function, is_model=kind == "model")
             else:
                 if node.type_id not in ("core.noop", "core.identity", "core.conformance.fail"):
                     await self.flush()
@@ -216,15 +215,16 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             return
         await self.emit("node.completed", {"nodeId": node_id, "outputs": outputs})
 
-    async def _observe(self, replay: Replay, visit: Visit, started: WorkflowEvent) -> Outputs:
+    async def _observe(
+        self, replay: Replay, visit: Visit, started: WorkflowEvent, function: Function, *, is_model: bool
+    ) -> Outputs:
         """The recorded observation of a node, or a failure; a replay never makes its own observations (RFC 0140)."""
         await self.flush()
-        kind, function = implementation(visit.node) or ("pure", _nothing)
         source = await replay.load()
         recorded = source.outcome(visit.node.id, visit.execution)
         if recorded is not None:
             self._note_divergence(replay.comparison.request(recorded, started))
-        if kind == "model" and (replay.verify or self.staged(visit.node.id)):
+        if is_model and (replay.verify or self.staged(visit.node.id)):
             await self._verify(source, recorded, visit, function)
         if recorded is None:
             raise NodeFailed(
@@ -242,12 +242,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         return dict(recorded.terminal.payload.get("outputs") or {})
 
     async def _agent(
-        self,
-        replay: Replay,
-        source: Source,
-        recorded: Recorded,
-        visit: Visit,
-        function: Callable[[Visit], Awaitable[Outputs]],
+        self, replay: Replay, source: Source, recorded: Recorded, visit: Visit, function: Function
     ) -> Outputs:
         """Run an agent's code again, with all its calls answered from the recording."""
         heard = Heard()
@@ -270,9 +265,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         payload = {"nodeId": node, "level": "warning", "code": NOT_VERIFIED, "message": message}
         self._note(WorkflowEvent("log.appended", payload))
 
-    async def _verify(
-        self, source: Source, recorded: Recorded | None, visit: Visit, function: Callable[[Visit], Awaitable[Outputs]]
-    ) -> None:
+    async def _verify(self, source: Source, recorded: Recorded | None, visit: Visit, function: Function) -> None:
         """Ask the model and compare the kind of its answer with the recorded one (L4)."""
         told: list[WorkflowEvent] = []
 
@@ -320,10 +313,6 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             f"The source run got a {before} response here, the replay a {now} one. Later nodes did not run.",
             details,
         )
-
-
-async def _nothing(visit: Visit) -> Outputs:
-    return {}
 
 
 def _refusal_reason(told: Sequence[WorkflowEvent]) -> str:

@@ -15,7 +15,8 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _is(value: Any, name: str) -> bool:
+def is_a(value: Any, name: str) -> bool:
+    """Whether *value* has a type of JSON Schema; any value has one that is not known."""
     kinds = _TYPES.get(name, (object,))
     if isinstance(value, bool) and name in ("number", "integer"):
         return False
@@ -30,7 +31,7 @@ def violation(value: Any, schema: Any, path: str = "$") -> str | None:
         return None if schema is not False else f"{path}: nothing is allowed here"
     kinds = schema.get("type")
     wanted = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
-    if wanted and not any(_is(value, str(kind)) for kind in wanted):
+    if wanted and not any(is_a(value, str(kind)) for kind in wanted):
         return f"{path}: expected {' or '.join(map(str, wanted))}"
     if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
         return f"{path}: not one of the allowed values"
