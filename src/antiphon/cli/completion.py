@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from antiphon.cli import COMMANDS
 from antiphon.cli._base import argument, command, find
@@ -26,7 +26,8 @@ def completion(arguments: argparse.Namespace) -> int:
     """
     if arguments.shell == "words":
         typed = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
-        print("\n".join(_fitting(typed or [""])))
+        *before, last = typed or [""]
+        print("\n".join(word for word in _possible(before, last) if word.startswith(last)))
     else:
         from pkgutil import get_data
 
@@ -34,31 +35,27 @@ def completion(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _fitting(words: list[str]) -> Iterator[str]:
-    """What could stand in the place of the last word."""
-    *before, last = words
+def _possible(before: list[str], last: str) -> Iterable[str]:
+    """What could stand behind these words; *last* is what has been typed of it."""
     if not before:
-        yield from (name for name in (*COMMANDS, "--help", "--version") if name.startswith(last))
-        return
+        return (*COMMANDS, "--help", "--version")
     if before[0] not in COMMANDS:
-        return
+        return ()
     parser = find(COMMANDS[before[0]][0]).parser(before[0])
     actions = parser._option_string_actions
     value_of = actions.get(before[-1]) if len(before) > 1 else None
     if value_of is not None and value_of.nargs != 0:
-        yield from (str(choice) for choice in value_of.choices or () if str(choice).startswith(last))
-        return
+        return map(str, value_of.choices or ())
     if last.startswith("-"):
         shown = (name for name, action in actions.items() if action.help is not argparse.SUPPRESS)
-        yield from (name for name in shown if name.startswith(last) and name.startswith("--"))
-        return
+        return (name for name in shown if name.startswith("--"))
     positional = [action for action in parser._actions if not action.option_strings]
     taken = sum(1 for word in before[1:] if not word.startswith("-"))
-    if taken < len(positional):
-        action = positional[taken]
-        yield from (str(choice) for choice in action.choices or () if str(choice).startswith(last))
-        if action.dest in ("run", "a", "b") and before[0] != "run":
-            yield from _runs(last)
+    if taken >= len(positional):
+        return ()
+    action = positional[taken]
+    runs = _runs(last) if action.dest in ("run", "a", "b") and before[0] != "run" else ()
+    return (*map(str, action.choices or ()), *runs)
 
 
 def _runs(start: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from antiphon._diff import plural
 from antiphon.cli import EXIT
 from antiphon.cli._base import (
     CONFIG,
+    Argument,
     application,
     argument,
     call,
@@ -28,12 +29,13 @@ from antiphon.errors import ConfigError, InvalidInput, missing_extra
 PORT = 8800
 
 
+def _mode(text: str) -> Argument:
+    return argument("--mode", choices=("record", "replay", "record-new", "live"), default="record", help=text)
+
+
 @command(
-    argument(
-        "--mode",
-        choices=("record", "replay", "record-new", "live"),
-        default="record",
-        help="record; replay: answer from the recording only; record-new: answer what is known, record the rest; "
+    _mode(
+        "record; replay: answer from the recording only; record-new: answer what is known, record the rest; "
         "live: pass on (default: record)",
     ),
     repeated("--upstream", "NAME=URL", "a model provider (openai, anthropic and gemini are known)"),
@@ -162,12 +164,7 @@ def told(report: dict[str, Any]) -> str:
 
 
 @command(
-    argument(
-        "--mode",
-        choices=("record", "replay", "record-new", "live"),
-        default="record",
-        help="as for antiphon proxy; a replay starts no process (default: record)",
-    ),
+    _mode("as for antiphon proxy; a replay starts no process (default: record)"),
     argument("--run", metavar="NAME", help="name of the run (default: mcp-SERVER)"),
     argument("--server", metavar="NAME", help="name of the server in records (default: the program's file name)"),
     argument("--timeout", type=float, default=600.0, metavar="S", help="seconds a tool may take"),

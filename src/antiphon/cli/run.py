@@ -135,6 +135,8 @@ def exec_(arguments: argparse.Namespace) -> int:
       antiphon exec -- python agent.py --ask 'where is my order?'
       antiphon exec --replay latest -- python agent.py --ask 'where is my order?'
     """
+    import orjson
+
     words = [word for place, word in enumerate(arguments.command) if place or word != "--"]
     if not words:
         raise InvalidInput("There is no command to run.", hint="Write: antiphon exec -- python agent.py")
@@ -152,7 +154,7 @@ def exec_(arguments: argparse.Namespace) -> int:
         }
         ended = _start(words, order)
         code = 128 - ended if ended < 0 else ended  # as a shell reports a signal
-        found = _read(report)
+        found = orjson.loads(report.read_bytes()) if report.exists() else None
     if found is None:
         print(
             "antiphon: nothing was recorded: the command did not start a Python that loads sitecustomize "
@@ -248,12 +250,6 @@ def _start(command: Sequence[str], order: Mapping[str, Any]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _read(report: Path) -> dict[str, Any] | None:
-    import orjson
-
-    return dict(orjson.loads(report.read_bytes())) if report.exists() else None
 
 
 def _summary(found: Mapping[str, Any], code: int) -> str:

@@ -13,7 +13,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.host.api_keys import Principal
 from antiphon.host.host import Host, not_found
-from antiphon.ops import matrix_result, verdicts
+from antiphon.ops import verdicts
 from antiphon.ops.compare import compare
 from antiphon.ops.gateways import declared
 from antiphon.ops.health import health
@@ -152,11 +152,6 @@ def _searched(manifest: RunManifest) -> list[str]:
     return [part.casefold() for part in (manifest.name, manifest.entry or "", manifest.source_run or "")]
 
 
-async def recording(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
-    """A run as one list entry."""
-    return summary(await visible(host, principal, run_id))
-
-
 async def lines(host: Host, principal: Principal, run_id: str, *, start: int, limit: int) -> dict[str, Any]:
     """Events from number *start*, without payloads, and whether the run had ended before they were read."""
     manifest = await visible(host, principal, run_id)
@@ -175,30 +170,6 @@ async def event(host: Host, principal: Principal, run_id: str, seq: int) -> dict
     app = host.tenant(principal.tenant)
     found = await host.in_thread(principal.tenant, lambda: one_event(app, run_id, seq))
     return found.to_wire()
-
-
-async def matrices(host: Host, principal: Principal, *, limit: int) -> dict[str, Any]:
-    """The matrices run from this machine, newest first, with verdicts, statistics per variant and progress."""
-    app = host.tenant(principal.tenant)
-    return {"matrices": await host.in_thread(principal.tenant, lambda: matrix_result.matrices(app, limit))}
-
-
-async def one_matrix(host: Host, principal: Principal, wanted: str) -> dict[str, Any]:
-    """One matrix, with the data for its page."""
-    app = host.tenant(principal.tenant)
-    return await host.in_thread(principal.tenant, lambda: matrix_result.one_matrix(app, wanted))
-
-
-async def golden_tests(host: Host, principal: Principal) -> dict[str, Any]:
-    """The last verdict of each golden test that ran on this machine, failed ones first."""
-    app = host.tenant(principal.tenant)
-    return {"tests": await asyncio.to_thread(verdicts.verdicts, app)}
-
-
-async def golden_test(host: Host, principal: Principal, wanted: str) -> dict[str, Any]:
-    """One golden test, with recording and replay side by side and the runs that could be accepted."""
-    app = host.tenant(principal.tenant)
-    return await asyncio.to_thread(verdicts.verdict, app, wanted)
 
 
 async def accept_golden(

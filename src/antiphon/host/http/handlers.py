@@ -50,10 +50,12 @@ from antiphon.host.webhooks import Webhooks
 from antiphon.host.wire import to_json
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, logical_invocation_id
 from antiphon.llm.key import llm_cache_key
+from antiphon.ops import matrix_result, verdicts
 from antiphon.ops.admin import Admin, Verdict, as_breaker_key
 from antiphon.ops.approval_page import ApprovalPage
 from antiphon.ops.approvals import Approvals
 from antiphon.ops.gateways import declared
+from antiphon.ops.runs import summary
 from antiphon.ops.what_if import Wanted
 
 SEAMS = "/v1/host/sample/test"
@@ -251,7 +253,7 @@ async def list_recordings(request: Request, host: Host, principal: Principal) ->
 
 async def get_recording(request: Request, host: Host, principal: Principal) -> Response:
     """``GET /v1/recordings/{runId}``."""
-    return Json(await recordings.recording(host, principal, run_id_of(request)))
+    return Json(summary(await recordings.visible(host, principal, run_id_of(request))))
 
 
 async def recorded_events(request: Request, host: Host, principal: Principal) -> Response:
@@ -270,23 +272,26 @@ async def recorded_event(request: Request, host: Host, principal: Principal) -> 
 
 
 async def list_matrices(request: Request, host: Host, principal: Principal) -> Response:
-    """``GET /v1/matrices``."""
-    return Json(await recordings.matrices(host, principal, limit=integer(request, "limit", 20, 1, 100)))
+    """``GET /v1/matrices``: those run from this machine, newest first."""
+    app, limit = host.tenant(principal.tenant), integer(request, "limit", 20, 1, 100)
+    return Json({"matrices": await host.in_thread(app.tenant, lambda: matrix_result.matrices(app, limit))})
 
 
 async def get_matrix(request: Request, host: Host, principal: Principal) -> Response:
     """``GET /v1/matrices/{matrix}``."""
-    return Json(await recordings.one_matrix(host, principal, request.path_params["matrix"]))
+    app, wanted = host.tenant(principal.tenant), request.path_params["matrix"]
+    return Json(await host.in_thread(app.tenant, lambda: matrix_result.one_matrix(app, wanted)))
 
 
 async def list_golden(request: Request, host: Host, principal: Principal) -> Response:
-    """``GET /v1/golden``."""
-    return Json(await recordings.golden_tests(host, principal))
+    """``GET /v1/golden``: the last verdict of each golden test that ran on this machine, failed ones first."""
+    return Json({"tests": await asyncio.to_thread(verdicts.verdicts, host.tenant(principal.tenant))})
 
 
 async def get_golden(request: Request, host: Host, principal: Principal) -> Response:
-    """``GET /v1/golden/{test}``."""
-    return Json(await recordings.golden_test(host, principal, request.path_params["test"]))
+    """``GET /v1/golden/{test}``: recording and replay side by side, and the runs that could be accepted."""
+    app, wanted = host.tenant(principal.tenant), request.path_params["test"]
+    return Json(await asyncio.to_thread(verdicts.verdict, app, wanted))
 
 
 class Acceptance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):

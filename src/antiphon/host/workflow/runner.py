@@ -18,7 +18,7 @@ from antiphon._late import traceback_of
 from antiphon.errors import StoreError
 from antiphon.host.workflow.model import Workflow
 from antiphon.host.workflow.nodes import Function, Heard, NodeFailed, Outputs, Services, Visit, implementation
-from antiphon.host.workflow.source import NOT_VERIFIED, Comparison, Recorded, Source
+from antiphon.host.workflow.source import NOT_VERIFIED, Comparison, Recorded, Source, event_id
 from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent
 from antiphon.redact import without_values
 
@@ -297,7 +297,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         payload: dict[str, Any] = {
             "sourceRunId": source.run,
             "atSequence": recorded.sequence,
-            "originalEventId": source.event_id(recorded.sequence),
+            "originalEventId": event_id(source.run, recorded.sequence),
             "nodeId": node,
             "originalEnvelopeKind": before,
             "replayEnvelopeKind": now,

@@ -74,9 +74,6 @@ class Source:
                     shown = sequence
         return None
 
-    def event_id(self, sequence: int) -> str:
-        return event_id(self.run, sequence)
-
 
 def event_id(run: str, sequence: int) -> str:
     """The id of an event, the same on every read."""
@@ -152,7 +149,7 @@ class Comparison:
             **more,
         }
         if place < len(self.source.events):
-            payload["originalEventId"] = self.source.event_id(place)
+            payload["originalEventId"] = event_id(self.source.run, place)
         if "nodeId" in told.payload:
             payload["nodeId"] = told.payload["nodeId"]
         return payload
