@@ -28,7 +28,7 @@ from antiphon.adapters._calls import GuardedTools, Place, Through, Tools, specs_
 from antiphon.adapters._mcp import APPROVAL, ERROR, UNEXECUTED, guarded, leg_of, recorded_stdio  # noqa: E402
 from antiphon.adapters._model import recorded_here  # noqa: E402
 from antiphon.adapters.httpx import client_options  # noqa: E402
-from antiphon.contract.spec import ToolSpec  # noqa: E402
+from antiphon.contract.spec import Effect, ToolSpec  # noqa: E402
 from antiphon.errors import CallFailed  # noqa: E402
 
 __all__ = ["GuardedClient", "NotExecuted", "connect", "guard", "protect", "suggested_spec"]
@@ -46,21 +46,13 @@ def suggested_spec(tool: Any, *, namespace: str, trusted: bool) -> tuple[ToolSpe
     Hints from an untrusted server can only make us stricter: they never make a tool idempotent or harmless.
     """
     hints = getattr(tool, "annotations", None)
-    base: dict[str, Any] = {
-        "name": tool.name,
-        "namespace": namespace,
-        "description": tool.description or "",
-        "reuse": "turn",
-    }
-    if hints is None:
-        return ToolSpec(idempotent=False, **base), "default"
-    if trusted and hints.read_only_hint:
-        return ToolSpec(idempotent=True, effect="read", **base), "trusted hint"
-    if trusted and hints.idempotent_hint:
-        return ToolSpec(idempotent=True, effect="write", **base), "trusted hint"
-    if hints.read_only_hint:
-        return ToolSpec(idempotent=False, **base), "default"
-    return ToolSpec(idempotent=False, effect="write", **base), "hint"
+    about = {"name": tool.name, "namespace": namespace, "description": tool.description or "", "reuse": "turn"}
+    if trusted and hints is not None and (hints.read_only_hint or hints.idempotent_hint):
+        effect: Effect = "read" if hints.read_only_hint else "write"
+        return ToolSpec(idempotent=True, effect=effect, **about), "trusted hint"
+    if hints is None or hints.read_only_hint:
+        return ToolSpec(idempotent=False, **about), "default"
+    return ToolSpec(idempotent=False, effect="write", **about), "hint"
 
 
 class GuardedClient:
@@ -97,9 +89,7 @@ class GuardedClient:
                 continue
             spec, source = suggested_spec(tool, namespace=self._namespace, trusted=self._trusted)
             self._specs[tool.name] = _certain(spec, self._namespace)
-            log.info(
-                "%s/%s: idempotent=%s by %s", self._namespace, tool.name, self._specs[tool.name].idempotent, source
-            )
+            log.info("%s/%s: idempotent=%s by %s", self._namespace, tool.name, spec.idempotent, source)
         return listed
 
     async def call_tool(
