@@ -23,7 +23,6 @@ class Refused(Exception):
         super().__init__(text)
         self.status: int = status
         self.code: str = code
-        self.text: str = text
         self.more: dict[str, Any] = more
 
 
@@ -150,9 +149,9 @@ class Reply:
         message = more.pop("message", None)
         asked = None if self.mcp is None else _mcp.read_request(self.mcp)
         if message is None and asked is not None and asked.id is not None:
-            message = _mcp.failed(asked.id, refused.text, {"code": refused.code, **more})
+            message = _mcp.failed(asked.id, str(refused), {"code": refused.code, **more})
         if message is not None:
             await self.json(refused.status, message)
             return
-        error = {"type": "antiphon_error", "code": refused.code, "message": refused.text, **more}
+        error = {"type": "antiphon_error", "code": refused.code, "message": str(refused), **more}
         await self.json(refused.status, {"type": "error", "error": error})

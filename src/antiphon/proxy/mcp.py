@@ -358,14 +358,10 @@ class _Exchange:
         message = _mcp.message_in(self.body)
         if response.status_code != 200 or not _mcp.answers(message, self.asked):
             self.notices.add_response(response, self.body)
-        if response.status_code < 400:
-            return value_of(message)
         error = message.get("error") if isinstance(message, dict) else None
-        if isinstance(error, dict):
-            if error.get("code") in _mcp.UNEXECUTED:
-                raise DidNotHappen(str(error.get("message", "")))
-            if _mcp.answers(message, self.asked):  # of the tool, not of the transport, whatever the status
-                return value_of(message)
+        told = isinstance(error, dict) and (error.get("code") in _mcp.UNEXECUTED or _mcp.answers(message, self.asked))
+        if response.status_code < 400 or told:  # by the tool, not by the transport, whatever the status
+            return value_of(message)
         import httpx
 
         text = f"The server answered {response.status_code}."

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from antiphon.adapters import _mcp
+from antiphon.proxy.transport import UpstreamTransport
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -54,7 +55,7 @@ class _Session:
         changed.read()
         return changed
 
-    async def open(self, inner: Any) -> None:
+    async def open(self, inner: UpstreamTransport) -> None:
         """Open the session with the server, unless it is open."""
         async with self._opening:
             if self.is_open:
@@ -79,7 +80,7 @@ class _Session:
 class SessionTransport:
     """A transport that replaces the session ids of the proxy by those of the server."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: UpstreamTransport) -> None:
         self._inner = inner
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
 
@@ -95,7 +96,7 @@ class SessionTransport:
         name = request.headers.get(SESSION, "")
         session = self._sessions.get(name)
         if session is None:
-            return await self._send(request)
+            return await self._inner.handle_async_request(request)
         if not session.is_open:
             answer = self._without_server(request, session)
             if answer is not None:
@@ -103,7 +104,7 @@ class SessionTransport:
             await session.open(self._inner)
         if request.method == "DELETE":
             del self._sessions[name]
-        response = await self._send(session.addressed(request))
+        response = await self._inner.handle_async_request(session.addressed(request))
         if SESSION in response.headers:  # some clients take it from any response
             response.headers[SESSION] = name
         return response
@@ -122,10 +123,6 @@ class SessionTransport:
         if asked is not None and asked.method != _mcp.CANCELLED:  # the server knows no request that it could cancel
             session.keep(request)
         return httpx.Response(202)
-
-    async def _send(self, request: httpx.Request) -> httpx.Response:
-        response: httpx.Response = await self._inner.handle_async_request(request)
-        return response
 
     async def aclose(self) -> None:
         await self._inner.aclose()

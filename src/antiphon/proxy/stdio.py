@@ -89,10 +89,8 @@ class Wrapped:
         """Other requests awaiting its answer."""
         self._answered: set[Any] = set()
         """Requests that the recording has answered and the server must see all the same."""
-        self._noting: dict[Any, Callable[[Any], None]] = {}
-        """Callbacks that record the messages preceding the answer to a request."""
-        self._tokens: dict[Any, Any] = {}
-        """Request ids by progress token."""
+        self._noting: dict[Any, tuple[Any, Callable[[Any], None]]] = {}
+        """The progress token of a request, and what records the messages preceding its answer."""
         self._calls: dict[Any, tuple[asyncio.Task[None], asyncio.Event]] = {}
         """Guarded calls until they are answered, each with the event that is set once it has been sent."""
 
@@ -254,7 +252,7 @@ class Wrapped:
                 heard.append(await future)
             finally:
                 self._waiting.pop(asked.id, None)
-                self._note_no_more(asked.id)
+                self._noting.pop(asked.id, None)
                 await notices.write()
             return value_of(heard[0][1])
 
@@ -345,30 +343,24 @@ class Wrapped:
                 return
             boundary = self._asked.pop(place, None)
             if boundary is not None:
-                self._note_no_more(place)
+                self._noting.pop(place, None)
                 await boundary.finish("ok", value={name: item for name, item in message.items() if name != "id"})
         elif self._noting and _mcp.is_notice(message):
             self._note(message)
         self._write(line)
 
     def _note_for(self, asked: _mcp.Request, note: Callable[[Any], None]) -> None:
-        self._noting[asked.id] = note
         meta = asked.params.get("_meta")
-        token = meta.get("progressToken") if isinstance(meta, dict) else None
-        if isinstance(token, (str, int)):
-            self._tokens[token] = asked.id
-
-    def _note_no_more(self, place: Any) -> None:
-        self._noting.pop(place, None)
-        self._tokens = {token: request for token, request in self._tokens.items() if request != place}
+        self._noting[asked.id] = meta.get("progressToken") if isinstance(meta, dict) else None, note
 
     def _note(self, message: dict[str, Any]) -> None:
         """Assign a message to a call: progress by its token, anything else to the latest call, as stdio cannot tell."""
         params = message.get("params")
         token = params.get("progressToken") if isinstance(params, dict) else None
-        place = self._tokens.get(token) if isinstance(token, (str, int)) else next(reversed(self._noting))
-        if place in self._noting:
-            self._noting[place](message)
+        for known, note in reversed(self._noting.values()):
+            if known == token or not isinstance(token, (str, int)):
+                note(message)
+                return
 
 
 class _Cancelled(ConnectionAbortedError):
