@@ -37,17 +37,6 @@ def _at_once(step: Step[P, T]) -> Step[P, T]:
     return method
 
 
-def passed_to(part: str, step: Step[P, T]) -> Step[P, T]:
-    """The same step of the journal in the attribute *part*."""
-    name = step.__name__
-
-    @wraps(step)
-    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
-        return getattr(getattr(self, part), name)(*args, **kwargs)  # type: ignore[no-any-return]
-
-    return method
-
-
 class SyncFromAsync:
     """A synchronous journal on coroutines that never suspend."""
 

@@ -32,9 +32,8 @@ from antiphon.ports import (
     StaticClaimRequest,
     Store,
     SyncJournal,
-    Told,
 )
-from antiphon.stores._adapters import AsyncFromSync, SyncFromAsync, passed_to
+from antiphon.stores._adapters import AsyncFromSync, SyncFromAsync
 from antiphon.stores._common import Settling, append_each, recorded_attempt
 
 Usage = Callable[[str], Any] | None
@@ -127,6 +126,24 @@ class ComposedJournal:
         self._settling = Settling()
         self.durable: bool = claims.durable and log.durable
         self.usage: Usage = getattr(claims, "usage", None)
+        self.alias = claims.alias
+        self.renew = claims.renew
+        self.forgotten = claims.forgotten
+        self.wait = claims.wait
+        self.clear = claims.clear
+        self.earlier = claims.earlier
+        self.counts = claims.counts
+        self.tenants = claims.tenants
+        self.load_breakers = claims.load_breakers
+        self.save_breaker = claims.save_breaker
+        self.subscribe_breakers = claims.subscribe_breakers
+        self.open_run = log.open_run
+        self.update_run = log.update_run
+        self.append = log.append
+        self.manifest = log.manifest
+        self.runs = log.runs
+        self.events = log.events
+        self.delete_run = log.delete_run
 
     async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         answer = await self._claims.begin(_with_run(request, events))
@@ -198,29 +215,8 @@ class ComposedJournal:
     async def list(self, **which: Any) -> Records:
         return [_without_run(record) for record in await self._claims.list(**which)]
 
-    alias = passed_to("_claims", Journal.alias)
-    renew = passed_to("_claims", Journal.renew)
-    forgotten = passed_to("_claims", Journal.forgotten)
-    wait = passed_to("_claims", Journal.wait)
-    clear = passed_to("_claims", Journal.clear)
-    earlier = passed_to("_claims", Journal.earlier)
-    counts = passed_to("_claims", Journal.counts)
-    tenants = passed_to("_claims", Journal.tenants)
-    load_breakers = passed_to("_claims", Journal.load_breakers)
-    save_breaker = passed_to("_claims", Journal.save_breaker)
-    open_run = passed_to("_log", Journal.open_run)
-    update_run = passed_to("_log", Journal.update_run)
-    append = passed_to("_log", Journal.append)
-    manifest = passed_to("_log", Journal.manifest)
-    runs = passed_to("_log", Journal.runs)
-    events = passed_to("_log", Journal.events)
-    delete_run = passed_to("_log", Journal.delete_run)
-
     async def sweep(self, limit: int = 1000) -> int:
         return await self._claims.sweep(limit) + await self._log.sweep(limit)
-
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
-        return self._claims.subscribe_breakers(tenant, callback)
 
     async def ping(self) -> Mapping[str, Any]:
         claims, log = await self._claims.ping(), await self._log.ping()
