@@ -11,6 +11,7 @@ import hashlib
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from antiphon.errors import ContractError
@@ -224,17 +225,11 @@ class Draft:
     def add_turn(self, role: str, parts: Iterable[Block], extra: Fieldset) -> None:
         """Append the blocks of one turn; tool results among them become separate messages."""
         before = len(self.messages)
-        run: list[Block] = []
-        for part in parts:
-            if "role" not in part:
-                run.append(part)
-                continue
-            if run:
-                self.messages.append(self.message(role, run, extra=extra))
-                run = []
-            self.messages.append(part)
-        if run or len(self.messages) == before:
-            self.messages.append(self.message(role, run, extra=extra))
+        for are_messages, run in groupby(parts, lambda part: "role" in part):
+            group = list(run)
+            self.messages += group if are_messages else [self.message(role, group, extra=extra)]
+        if len(self.messages) == before:
+            self.messages.append(self.message(role, [], extra=extra))
 
     def call(self, name: str, arguments: Any, path: str, call_id: str | None, extra: Fieldset = None) -> Block:
         """The block of a call that the model requested; arguments given as text are parsed as JSON if possible."""

@@ -59,13 +59,13 @@ def envelope_kind(response: Any, provider: str | None = None) -> Verdict:
 
 def response_dialect(response: Any, provider: str | None = None) -> str | None:
     """The provider whose shape an answer has: the given one, else detected from the answer."""
+    if not isinstance(response, dict):
+        return None
     if provider in _DIALECTS and provider != "bedrock":
         return provider
     is_converse = isinstance(dig(response, "output", "message"), dict)
     if provider == "bedrock" and is_converse:
         return provider  # it also passes other vendors' shapes through
-    if not isinstance(response, dict):
-        return None
     if isinstance(response.get("choices"), list):
         return "openai-chat"
     if isinstance(response.get("candidates"), list) or isinstance(dig(response, "promptFeedback"), dict):
@@ -88,7 +88,7 @@ def summarise(response: Any, provider: str | None = None) -> dict[str, Any]:
     """
     kind, reason = envelope_kind(response, provider)
     summary: dict[str, Any] = {"kind": kind, "text": "", "toolCalls": []}
-    dialect = response_dialect(response, provider) if isinstance(response, dict) else None
+    dialect = response_dialect(response, provider)
     if dialect is not None:
         _DIALECTS[dialect].read(response, summary)
     summary["usage"], summary["stopReason"] = told(response, provider)
@@ -100,7 +100,7 @@ def summarise(response: Any, provider: str | None = None) -> dict[str, Any]:
 
 def told(response: Any, provider: str | None = None) -> Told:
     """Usage and stop reason of an answer, as :func:`summarise` gives them."""
-    dialect = response_dialect(response, provider) if isinstance(response, dict) else None
+    dialect = response_dialect(response, provider)
     if dialect is None:
         return {"inputTokens": None, "outputTokens": None}, None
     shape = _DIALECTS[dialect]
