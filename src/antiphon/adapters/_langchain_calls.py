@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import operator
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -618,10 +619,7 @@ def as_chunk(chunk: Any) -> Any:
 
 
 def _whole(chunks: Sequence[Any]) -> Any:
-    total: Any = None
-    for chunk in chunks:
-        total = chunk if total is None else total + chunk
-    return AIMessage("") if total is None else total
+    return functools.reduce(operator.add, chunks) if chunks else AIMessage("")
 
 
 CODEC = Codec(

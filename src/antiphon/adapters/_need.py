@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -65,13 +66,9 @@ def _within(found: str, wanted: Need) -> bool:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    parts = []
-    for part in text.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-    return tuple(parts)
+    """The numbers that a version begins with."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def _text(numbers: tuple[int, ...]) -> str:

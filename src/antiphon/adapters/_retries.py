@@ -126,21 +126,16 @@ class _Sending:
     async def run(self) -> Any:
         for retry in range(self._retries + 1):
             last = retry == self._retries
-            response: Any = None
             try:
                 response = await self._reached(self._send(self._request))
                 if response.status_code < 400:
                     response = await self._opened(response)
                     response.extensions[ATTEMPTS] = retry + 1
                     return response
-            except (
-                self._module.TransportError,
-                OSError,
-                RuntimeError,
-            ) as error:  # a pooled connection of a closed loop
+            except (self._module.TransportError, OSError, RuntimeError) as error:
+                # a RuntimeError: a pooled connection of a closed loop
                 if last or isinstance(error, (self._module.UnsupportedProtocol, self._module.LocalProtocolError)):
                     raise
-                response = None
                 wait = self._wait(None, retry)
                 if wait is None:
                     raise

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -193,16 +193,10 @@ def _permitted(scope: RunScope, request: Any) -> Any:
 
     @asynccontextmanager
     async def opened(*args: Any, **options: Any) -> AsyncIterator[Any]:
-        stream = request_stream(*args, **options)
-        with permitted(True):
-            response = await stream.__aenter__()
-        try:
+        async with AsyncExitStack() as stack:
+            with permitted(True):
+                response = await stack.enter_async_context(request_stream(*args, **options))
             yield response
-        except BaseException as error:
-            if not await stream.__aexit__(type(error), error, error.__traceback__):
-                raise
-        else:
-            await stream.__aexit__(None, None, None)
 
     model.request_stream = opened
     return dataclasses.replace(request, model=model)
