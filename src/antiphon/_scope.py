@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token, copy_context
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from msgspec import Struct, field
+
 from antiphon import _lineage
 from antiphon._lineage import Origin, Replay, origin_var
 from antiphon.errors import ReplayMiss
@@ -126,106 +128,64 @@ class _Refusing:
         return fresh()
 
 
-class RunScope:
+class RunScope(Struct, kw_only=True, eq=False):
     """An open run as the engines see it: its id, what answers its calls, and how its events are written."""
 
-    __slots__ = (
-        "cancelled",
-        "chunks",
-        "clock_ms",
-        "compose",
-        "encode",
-        "gateway_state",
-        "in_memory",
-        "invoker",
-        "known",
-        "llm_cache",
-        "lock",
-        "origin",
-        "place",
-        "present",
-        "quoted",
-        "root",
-        "run_id",
-        "sagas",
-        "shown",
-        "store",
-        "streams",
-        "tenant",
-        "twins",
-        "workspace",
-        "write",
-        "write_async",
-    )
+    run_id: str
+    clock_ms: Callable[[], int]
+    encode: Callable[[str, Site | None, dict[str, Any], dict[str, Any]], Row]
+    """(type, site, payload, meta) -> redacted, spilled row."""
+    write: Write | None
+    """Writes rows before it returns; ``None`` switches recording off."""
+    write_async: WriteAsync | None
+    """The same for code in an event loop."""
+    chunks: Callable[[Site], Any]
+    """(site) -> what takes the chunks of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
+    ``rest()``."""
+    compose: Callable[..., Row]
+    """As *encode* for a payload and a ``meta`` that are JSON already and hold no secret; what redaction did to the
+    arguments in them may be given, too."""
+    shown: Callable[[Any, str], tuple[bytes, str, Any]]
+    """As *present*, with the arguments as JSON."""
+    present: Callable[[Any, str], tuple[Any, str, Any]] = lambda arguments, digest: (arguments, digest, None)
+    """(arguments, digest) -> what of them may be written, its digest, and what redaction did, if anything (D36)."""
+    known: Callable[[], Any] = lambda: None
+    """The redactor that masks the secrets found in this run so far; ``None`` if there are none."""
+    in_memory: bool = False
+    """Whether *write* only touches memory, so that code in an event loop may call it, too."""
+    store: object = None
+    """The store description whose journal *write* writes to: claims on the same store share its transaction."""
+    invoker: Invoker | None = None
+    tenant: str = "default"
+    workspace: str = "default"
+    place: tuple[str, str, str | None] = ("", "default", None)
+    """Session, actor and workspace of calls that name no session: the run, so that none blocks another."""
+    llm_cache: Any = None
+    """Model answers kept for equal requests, if requested (D14)."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    cancelled: bool = False
+    """Whether nobody waits for the code of this run any more: its threads may continue, but make no calls."""
+    origin: Origin = field(default_factory=Origin)
+    """The mark of the work that this run starts."""
+    root: Lane = field(default_factory=lambda: Lane("0", None, None))
+    gateway_state: dict[Any, Any] = field(default_factory=dict)
+    """Loop guard and caps of this run, kept by the gateways."""
+    quoted: dict[str, str] = field(default_factory=dict)
+    """Secrets among the arguments of failed calls, which the exception may quote, and their replacements."""
+    twins: dict[str, int] = field(default_factory=dict)
+    """Lanes that only their order of arrival distinguishes: common part of their paths -> how many."""
+    sagas: list[Any] = field(default_factory=list)
+    """Sagas of this run that are open, or that failed (:class:`~antiphon._saga.Core`)."""
+    streams: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """Model streams that have not been read to their end or closed yet: how each is ended with the run."""
 
-    def __init__(
-        self,
-        run_id: str,
-        *,
-        clock_ms: Callable[[], int],
-        encode: Callable[[str, Site | None, dict[str, Any], dict[str, Any]], Row],
-        write: Write | None,
-        write_async: WriteAsync | None,
-        chunks: Callable[[Site], Any],
-        compose: Callable[..., Row],
-        shown: Callable[[Any, str, bytes | None], tuple[bytes, str, Any]],
-        present: Callable[[Any, str], tuple[Any, str, Any]] = lambda arguments, digest: (arguments, digest, None),
-        known: Callable[[], Any] = lambda: None,
-        in_memory: bool = False,
-        store: object | None = None,
-        invoker: Invoker | None = None,
-        tenant: str = "default",
-        workspace: str = "default",
-    ) -> None:
-        if (write is None) != (write_async is None):
+    def __post_init__(self) -> None:
+        if (self.write is None) != (self.write_async is None):
             raise ValueError("a run is recorded with both write and write_async, or with neither")
-        self.run_id: str = run_id
-        self.place: tuple[str, str, str | None] = (run_id, "default", None)
-        """Session, actor and workspace of calls that name no session: the run, so that none blocks another."""
-        self.clock_ms: Callable[[], int] = clock_ms
-        self.encode: Callable[[str, Site | None, dict[str, Any], dict[str, Any]], Row] = encode
-        """(type, site, payload, meta) -> redacted, spilled row."""
-        self.compose: Callable[..., Row] = compose
-        """The same for a payload and a ``meta`` that are JSON already and hold no secret; what redaction did to the
-        arguments in them may be given, too."""
-        self.shown: Callable[[Any, str, bytes | None], tuple[bytes, str, Any]] = shown
-        """As *present*, with the arguments as JSON."""
-        self.present: Callable[[Any, str], tuple[Any, str, Any]] = present
-        """(arguments, digest) -> what of them may be written, its digest, and what redaction did, if anything (D36)."""
-        self.known: Callable[[], Any] = known
-        """The redactor that masks the secrets found in this run so far; ``None`` if there are none."""
-        self.chunks: Callable[[Site], Any] = chunks
-        """(site) -> what takes the chunks of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
-        ``rest()``."""
-        self.write: Write | None = write
-        """Writes rows before it returns; ``None`` switches recording off."""
-        self.write_async: WriteAsync | None = write_async
-        """The same for code in an event loop."""
-        self.in_memory: bool = in_memory
-        """Whether *write* only touches memory, so that code in an event loop may call it, too."""
-        self.store: object = store
-        """The store description whose journal *write* writes to: claims on the same store share its transaction."""
-        self.invoker: Invoker | None = invoker
-        self.llm_cache: Any = None
-        """Model answers kept for equal requests, if requested (D14)."""
-        self.tenant: str = tenant
-        self.workspace: str = workspace
-        self.lock: threading.Lock = threading.Lock()
-        self.cancelled: bool = False
-        """Whether nobody waits for the code of this run any more: its threads may continue, but make no calls."""
-        self.origin: Origin = Origin(self)
-        """The mark of the work that this run starts."""
-        self.root: Lane = Lane("0", None, None)
-        self.gateway_state: dict[Any, Any] = {}
-        """Loop guard and caps of this run, kept by the gateways."""
-        self.quoted: dict[str, str] = {}
-        """Secrets among the arguments of failed calls, which the exception may quote, and their replacements."""
-        self.twins: dict[str, int] = {}
-        """Lanes that only their order of arrival distinguishes: common part of their paths -> how many."""
-        self.sagas: list[Any] = []
-        """Sagas of this run that are open, or that failed (:class:`~antiphon._saga.Core`)."""
-        self.streams: dict[int, Callable[[], None]] = {}
-        """Model streams that have not been read to their end or closed yet: how each is ended with the run."""
+        self.place = (self.run_id, "default", None)
+        self.origin.scope = self
+
+    __repr__ = object.__repr__  # its fields hold secrets
 
     @property
     def records(self) -> bool:

@@ -69,11 +69,10 @@ class RunEntry:
 
     def enter(self, arguments: dict[str, Any], params: bytes | tuple[str, str]) -> tuple[str, str]:
         """Take the next position in the run; returns the digests of *params*, which the claim needs, too."""
-        text = None
         if isinstance(params, bytes):
-            text, digest = params, hashlib.sha256(params).hexdigest()
+            digest = hashlib.sha256(params).hexdigest()
             params = (digest, digest)
-        self.enter_as(self.scope.shown(arguments, params[1], text))
+        self.enter_as(self.scope.shown(arguments, params[1]))
         return params
 
     def enter_as(self, shown: tuple[bytes, str, Any]) -> None:
@@ -138,7 +137,7 @@ class RunEntry:
 
     def _named(self, call_id: str) -> bytes:
         """The caller's id as the log may hold it: no replay looks it up, and the claim stores it unchanged."""
-        data, _, masking = self.scope.shown({"callId": call_id}, "", None)
+        data, _, masking = self.scope.shown({"callId": call_id}, "")
         if masking is None:
             return b"," + data[1:-1]
         text = orjson.loads(data)["callId"]

@@ -366,7 +366,7 @@ class Recorder:
         if write is None and write_async is None:
             write, write_async = partial(journal.append, run_id), self._append_async
         self.scope: RunScope = RunScope(
-            run_id,
+            run_id=run_id,
             clock_ms=clock.now_ms,
             encode=self.encode,
             write=write,
@@ -388,7 +388,7 @@ class Recorder:
         """Seals originals; created with the first of them, when the run's manifest gets the key."""
         if not self.key.keeps or self._ring is None:
             return None
-        self.key = self._ring.ready(self.key, self.run_id)
+        self.key = self._ring.ready(self.key)
         if self.key.wrapped:
             known = self.journal.manifest(self.run_id)
             if known is not None and known.seal != self.key.to_wire():
@@ -442,7 +442,7 @@ class Recorder:
             self.redactor.pseudonyms.of(found.kinds[pseudonym], value)
         self.scope.quoted.update(other.scope.quoted)
 
-    def shown(self, arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, Any]:
+    def shown(self, arguments: Any, digest: str) -> tuple[bytes, str, Any]:
         """The arguments as they may be written; if they contain secrets, the digest is computed from the pseudonyms."""
         data = dump(arguments)
         clean, masking = self.masked(data)

@@ -112,7 +112,7 @@ class KeyRing:
         known = self.kept.get(manifest.id)
         return known or (RunKey.of(manifest, self.opening()) if manifest.seal else None)
 
-    def ready(self, key: RunKey, run: str) -> RunKey:
+    def ready(self, key: RunKey) -> RunKey:
         """The key, made ready for sealing; if nothing can wrap it, originals are not kept."""
         if self.in_process:
             return key

@@ -445,8 +445,8 @@ def execute_exploring(
         value, masked, masking = recorder.present(arguments, digest)
         return value, found_by(digest, masked), masking
 
-    def shown(arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, Any]:
-        data, masked, masking = recorder.shown(arguments, digest, canonical)
+    def shown(arguments: Any, digest: str) -> tuple[bytes, str, Any]:
+        data, masked, masking = recorder.shown(arguments, digest)
         return data, found_by(digest, masked), masking
 
     recorder.scope.encode, recorder.scope.compose = encode, compose

@@ -117,7 +117,7 @@ def test_one_way_of_writing_without_the_other_is_refused(which: str) -> None:
     given: Any = None
     with pytest.raises(ValueError, match="both"):
         RunScope(
-            "run",
+            run_id="run",
             clock_ms=given,
             encode=given,
             write=write,
