@@ -267,20 +267,17 @@ class Run:
 
     # -- values that agent code draws ----------------------------------------------------------------------------
 
-    def _draw(self, what: str, fresh: Callable[[], Any]) -> Any:
-        return stdin.draw(self.scope, what, fresh)
-
     def now(self) -> datetime:
         """The current time; a replay returns the recorded one."""
-        return datetime.fromisoformat(self._draw("now", lambda: datetime.now(UTC).isoformat()))
+        return datetime.fromisoformat(stdin.draw(self.scope, "now", lambda: datetime.now(UTC).isoformat()))
 
     def random(self) -> float:
         """A number in [0, 1); a replay returns the recorded one."""
-        return float(self._draw("random", chance.random))
+        return float(stdin.draw(self.scope, "random", chance.random))
 
     def uuid4(self) -> uuid.UUID:
         """A random id; a replay returns the recorded one."""
-        return uuid.UUID(self._draw("uuid4", lambda: str(uuid.uuid4())))
+        return uuid.UUID(stdin.draw(self.scope, "uuid4", lambda: str(uuid.uuid4())))
 
     # -- what agent code declares --------------------------------------------------------------------------------
 

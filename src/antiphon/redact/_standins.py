@@ -163,17 +163,14 @@ class Pseudonyms:
     def learn(self, value: str, pseudonym: str, kind: str) -> None:
         """Look for *value* from now on; a pseudonym that comes back (as its own value) is found as well."""
         with self._lock:
-            self._learn(value, pseudonym, kind)
-
-    def _learn(self, value: str, pseudonym: str, kind: str) -> None:
-        self.values[value] = pseudonym
-        self.kinds[pseudonym] = kind
-        core, shape = _core(value), _core(pseudonym)
-        self._cores.setdefault(core, shape)
-        self._taken.add(shape)
-        if len(value) >= _SHORTEST_KNOWN:
-            for spelled, other in _spellings(value, pseudonym):
-                self._look_for(Known(spelled, other, kind, len(spelled) < _SHORTEST_PIECE))
+            self.values[value] = pseudonym
+            self.kinds[pseudonym] = kind
+            core, shape = _core(value), _core(pseudonym)
+            self._cores.setdefault(core, shape)
+            self._taken.add(shape)
+            if len(value) >= _SHORTEST_KNOWN:
+                for spelled, other in _spellings(value, pseudonym):
+                    self._look_for(Known(spelled, other, kind, len(spelled) < _SHORTEST_PIECE))
 
     def _look_for(self, known: Known) -> None:
         value, other = known.value, known.pseudonym

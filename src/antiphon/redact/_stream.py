@@ -188,8 +188,8 @@ class StreamRedactor:
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
-        self._streams: dict[_Path, TextStream] = {}
-        self._waiting: dict[_Path, deque[_Slot]] = {}
+        self._streams: dict[_Path, tuple[TextStream, deque[_Slot]]] = {}
+        """The texts, and where their next chunks belong."""
         self._held: deque[_Held] = deque()
         self._last: dict[_Path, str] = {}
         """The contents of the likely fields in the previous chunk."""
@@ -210,8 +210,8 @@ class StreamRedactor:
 
     def finish(self) -> list[Any]:
         """The chunks that were still held, after the last one (or after the stream was interrupted)."""
-        for path, stream in self._streams.items():
-            self._fill(path, stream.finish())
+        for stream, waiting in self._streams.values():
+            _fill(waiting, stream.finish())
         return self._release()
 
     def _template(self, value: Any, path: _Path, slots: list[_Slot]) -> Any:
@@ -245,18 +245,12 @@ class StreamRedactor:
     def _text(self, path: _Path, part: str, slots: list[_Slot]) -> _Slot:
         slot = _Slot()
         slots.append(slot)
-        stream = self._streams.get(path)
-        if stream is None:
-            stream = self._streams[path] = TextStream(self._redactor, self.found)
-            self._waiting[path] = deque()
-        self._waiting[path].append(slot)
-        self._fill(path, stream.feed(part))
+        if path not in self._streams:
+            self._streams[path] = TextStream(self._redactor, self.found), deque()
+        stream, waiting = self._streams[path]
+        waiting.append(slot)
+        _fill(waiting, stream.feed(part))
         return slot
-
-    def _fill(self, path: _Path, texts: list[str]) -> None:
-        waiting = self._waiting[path]
-        for part in texts:
-            waiting.popleft().value = part
 
     def _release(self) -> list[Any]:
         ready: list[Any] = []
@@ -264,16 +258,16 @@ class StreamRedactor:
             held = self._held.popleft()
             chunk = _filled(held.chunk)
             if held.came is not None:
-                data = chunk.encode("latin-1")
-                chunk = (
-                    data
-                    if not isinstance(held.came, dict)
-                    else held.came
-                    if data == _packed(held.came)
-                    else _in_base64(data)
-                )
+                chunk = chunk.encode("latin-1")
+            if isinstance(held.came, dict):
+                chunk = held.came if chunk == _packed(held.came) else _in_base64(chunk)
             ready.append(chunk)
         return ready
+
+
+def _fill(waiting: deque[_Slot], texts: list[str]) -> None:
+    for part in texts:
+        waiting.popleft().value = part
 
 
 def _filled(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from types import MappingProxyType
@@ -258,10 +258,7 @@ def output_similarity(recorded: Sequence[Any], replayed: Sequence[Any], embedder
     >>> same, output_similarity(["a", "b"], ["a"], embedder=lambda texts: [[1.0]] * len(texts))
     (1.0, 0.5)
     """
-    pairs = [
-        (ABSENT if old is ABSENT else answer_text(old), ABSENT if new is ABSENT else answer_text(new))
-        for old, new in zip_longest(recorded, replayed, fillvalue=ABSENT)
-    ]
+    pairs = list(answer_pairs(recorded, replayed))
     unequal = [pair for pair in pairs if pair[0] is not ABSENT and pair[1] is not ABSENT and pair[0] != pair[1]]
     texts = list(dict.fromkeys(text for pair in unequal for text in pair if isinstance(text, str) and text.strip()))
     vectors = Vectors(embedder)
@@ -279,6 +276,12 @@ def output_similarity(recorded: Sequence[Any], replayed: Sequence[Any], embedder
         else:
             interactions.append(Interaction(index, *vectors.compare(old, new), contradictions(old, new)))
     return OutputSimilarity.of(interactions, str(getattr(embedder, "name", "custom")))
+
+
+def answer_pairs(recorded: Sequence[Any], replayed: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """The answers of two runs as text, side by side; ``ABSENT`` where one has no more."""
+    for old, new in zip_longest(recorded, replayed, fillvalue=ABSENT):
+        yield (old if old is ABSENT else answer_text(old)), (new if new is ABSENT else answer_text(new))
 
 
 def answer_text(output: Any) -> str:

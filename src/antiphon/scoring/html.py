@@ -15,13 +15,14 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
+from itertools import groupby, islice
 from typing import Any
 
 import orjson
 
 from antiphon._diff import ABSENT, FieldDiff, word_diff
 from antiphon.scoring._report import NOT_RUN, ReplayReport, compared_text, count
-from antiphon.scoring._scores import THRESHOLD, answer_text, band
+from antiphon.scoring._scores import THRESHOLD, answer_pairs, band
 from antiphon.scoring._structure import Call, Pair, align
 
 _SPACE = re.compile(r"\s")
@@ -342,9 +343,7 @@ def _semantic_hits(report: ReplayReport) -> View | None:
 def _answers(report: ReplayReport) -> View | None:
     old, new = report.get("outputsA") or (), report.get("outputsB") or ()
     rows: list[View] = []
-    for index in range(min(max(len(old), len(new)), _MAX_DIFFERENT)):
-        before = answer_text(old[index]) if index < len(old) else ABSENT
-        after = answer_text(new[index]) if index < len(new) else ABSENT
+    for index, (before, after) in enumerate(islice(answer_pairs(old, new), _MAX_DIFFERENT)):
         same = before == after
         change = [("=", value_text(before))] if same else word_changes(before, after)
         rows.append({"path": f"Answer {index}", "change": change})
@@ -363,15 +362,12 @@ def _timeline(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -
     if not pairs:
         return None
     rows: list[View] = []
-    equal: list[Pair] = []
     different = 0
-    for pair in (*pairs, None):
-        if pair is not None and _kind(pair) == "equal":
-            equal.append(pair)
+    for equal, found in groupby(pairs, key=lambda pair: _kind(pair) == "equal"):
+        if equal:
+            rows += _folded(list(found), old, new)
             continue
-        rows += _folded(equal, old, new)
-        equal = []
-        if pair is not None:
+        for pair in found:
             different += 1
             if different <= _MAX_DIFFERENT:
                 rows.append(_row(pair, old, new))

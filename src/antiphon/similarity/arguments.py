@@ -150,15 +150,11 @@ def _must_agree(leaf: Leaf) -> Hashable:
     """What two matching leaves share: calls that differ here are never considered."""
     if leaf.kind in ("text", "word", "data"):
         reading = read(leaf.value)
-        return leaf.path, reading.figures, *(_said(reading, kind) for kind in _ALL_THE_SAME)
+        return leaf.path, reading.figures, *(tuple(sorted(reading.values(kind).elements())) for kind in _ALL_THE_SAME)
     value = squeeze_math(leaf.value) if leaf.kind == "math" else leaf.value
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return leaf.path, "constant", repr(value)
     return leaf.path, value
-
-
-def _said(reading: Reading, kind: str) -> Hashable:
-    return tuple(sorted(reading.values(kind).elements()))
 
 
 class _Matcher:
