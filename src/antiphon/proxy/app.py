@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import httpx
+
 from antiphon.adapters import _mcp, _retries, _wire
 from antiphon.adapters.httpx import async_transport
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen
@@ -32,6 +34,8 @@ from antiphon.proxy.costs import Unrecorded, unrecorded
 from antiphon.proxy.mcp import McpGuard, is_known
 from antiphon.proxy.options import Breakers, ToolRules, deadline_of
 from antiphon.proxy.runs import AnswerOrigin, Mode, OpenRun, Runs, answer_origin, run_name
+from antiphon.proxy.sessions import SessionTransport
+from antiphon.proxy.transport import UpstreamTransport
 from antiphon.proxy.upstreams import Upstream, end_to_end_headers, headers_by_name, with_readable_encodings
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
@@ -311,31 +315,21 @@ class Proxy:
         """The transports for an upstream; those of a replay send nothing."""
         found = self._transports.get(upstream.name)
         if found is None:
-            from antiphon.proxy.transport import UpstreamTransport
-
             settings = self._settings
-            replays = settings.mode == "replay"
-            timeouts = {"connect_s": settings.connect_s, "read_s": settings.timeout_s}
-            raw: Any = (
-                _ReplayOnlyTransport()
-                if replays
-                else UpstreamTransport(upstream.url, settings.max_connections, **timeouts)
-            )
+            raw: Any = _ReplayOnlyTransport()
+            if settings.mode != "replay":
+                timeouts = {"connect_s": settings.connect_s, "read_s": settings.timeout_s}
+                raw = UpstreamTransport(upstream.url, settings.max_connections, **timeouts)
             if upstream.mcp and settings.mode == "record-new":
-                from antiphon.proxy.sessions import SessionTransport
-
                 raw = SessionTransport(raw)
             plain = _with_breaker(raw, upstream.name, self._breakers)
             again = _retries.retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
-            found = self._transports[upstream.name] = _Transports(
-                raw, plain, again, async_transport(again, module="httpx")
-            )
+            recording = async_transport(again, module="httpx")
+            found = self._transports[upstream.name] = _Transports(raw, plain, again, recording)
         return found
 
     def outgoing(self, request: Request) -> Any:
         """The request as sent to the upstream."""
-        import httpx
-
         url = _parsed(request.upstream, request.path, request.query)
         known: dict[str, Any] = {_mcp.KNOWN: request.upstream.mcp}
         if self._settings.breaker is not None and not request.upstream.mcp:
@@ -373,8 +367,6 @@ class Proxy:
 
     async def _stream(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
         """Send the request and stream the response back; stop both if the client disconnects."""
-        import httpx
-
         outgoing = self.outgoing(request)
         origin = AnswerOrigin()
         answer_origin.set(origin)
@@ -447,8 +439,6 @@ def _with_breaker(inner: Any, upstream: str, breakers: Breakers) -> Any:
 
 @functools.lru_cache(maxsize=1024)
 def _parsed(upstream: Upstream, path: bytes, query: bytes) -> Any:
-    import httpx
-
     try:
         return httpx.URL(upstream.at(path, query))
     except httpx.InvalidURL:
@@ -495,14 +485,11 @@ def _model_of(request: Request) -> str:
     return model if isinstance(model, str) else ""
 
 
-class _ReplayOnlyTransport:
+class _ReplayOnlyTransport(httpx.AsyncBaseTransport):
     """The transport of a replay: raises :class:`ReplayMiss` instead of sending."""
 
-    async def handle_async_request(self, request: Any) -> Any:
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         raise ReplayMiss(f"{request.method} {request.url.path} cannot be answered from a recording.")
-
-    async def aclose(self) -> None:
-        return None
 
 
 def _run_of(path: bytes, named: Mapping[str, str]) -> tuple[str | None, bytes]:
