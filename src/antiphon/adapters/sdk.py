@@ -11,6 +11,8 @@ from antiphon.errors import InvalidInput
 C = TypeVar("C")
 
 _STAINLESS = ("openai", "anthropic")
+_KEPT = ("base_url", "headers", "params", "auth", "timeout", "cookies", "event_hooks", "follow_redirects")
+"""What a wrapped HTTP client keeps."""
 
 
 def wrap(client: C, *, inner: Any = None) -> C:
@@ -26,7 +28,8 @@ def wrap(client: C, *, inner: Any = None) -> C:
         need(package)
         return cast(C, _wrap_stainless(client, inner))
     if package in ("httpx", "httpx2"):
-        return cast(C, _wrap_http(client, package, inner))
+        kept = {name: getattr(client, name) for name in _KEPT}
+        return cast(C, _http_client(client, need(package), inner, **kept))
     if package == "google":
         hint = "Make it with: google.genai.Client(http_options=antiphon.adapters.google.http_options())"
     else:
@@ -45,19 +48,3 @@ def _wrap_stainless(client: Any, inner: Any) -> Any:
     options = {"timeout": client.timeout, "base_url": client.base_url, "follow_redirects": True}
     http = _http_client(client, need("httpx2"), inner, client.max_retries, **options)
     return client.with_options(http_client=http, max_retries=0)
-
-
-def _wrap_http(client: Any, package: str, inner: Any) -> Any:
-    return _http_client(
-        client,
-        need(package),
-        inner,
-        base_url=client.base_url,
-        headers=client.headers,
-        params=client.params,
-        auth=client.auth,
-        timeout=client.timeout,
-        cookies=client.cookies,
-        event_hooks=client.event_hooks,
-        follow_redirects=client.follow_redirects,
-    )
