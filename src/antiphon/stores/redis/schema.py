@@ -21,6 +21,7 @@ is JSON, so a line contains no newline. A cleared record leaves ``t VERSION``, s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,7 +142,10 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.json.Encoder().encode
 _head_of = msgspec.json.Decoder(_Head).decode
-_text_of = msgspec.json.Decoder(str).decode
+line_of: Callable[[str], bytes] = _encode
+"""A string as it is written in a record."""
+text_of: Callable[[bytes], str] = msgspec.json.Decoder(str).decode
+"""The inverse of :data:`line_of`."""
 _outcome_from = msgspec.json.Decoder(Outcome).decode
 _FORMAT = b"%d" % RECORD_VERSION
 CLEARED = b"t "
@@ -171,16 +175,6 @@ def head_of(request: ClaimRequest) -> bytes:
     )
 
 
-def line_of(text: str) -> bytes:
-    """A string as it is written in a record."""
-    return _encode(text)
-
-
-def text_of(line: bytes) -> str:
-    """The inverse of :func:`line_of`."""
-    return _text_of(line)
-
-
 def outcome_bytes(settlement: Settlement) -> bytes:
     """The last two lines of a settled record, each with the newline before it."""
     payload = settlement.payload
@@ -202,16 +196,16 @@ def record_of(key: str, text: bytes) -> DedupeRecord:
         outcome, payload = asked(about_call.arguments or ""), b""
     updated_ms = int(updated) // 1000
     request = RecordedRequest(
-        session_key=_text_of(lines[3]),
+        session_key=text_of(lines[3]),
         actor_id=about_call.actor_id,
         request_id=about_call.request_id,
         params_digest=about_call.params_digest,
-        identity=_text_of(identity),
+        identity=text_of(identity),
         params_digest_exact=about_call.params_digest_exact,
         tool_call_id=UNSET if about_call.tool_call_id is None else about_call.tool_call_id,
     )
     known = (
-        *(key, _text_of(lines[2]), about_call.idempotency_key, state.decode()),
+        *(key, text_of(lines[2]), about_call.idempotency_key, state.decode()),
         *(int(created) // 1000, updated_ms, updated_ms + int(life), int(ttl)),
         *(request, int(version), int(fence), about_call.tenant, about_call.workspace, about_call.owner),
         dispatched == b"1",
