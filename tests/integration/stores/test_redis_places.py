@@ -20,8 +20,8 @@ from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow, Pinned
 from antiphon.stores import RedisStore
 from antiphon.stores.redis.claims import RedisClaims
+from antiphon.stores.redis.client import ASK_EVERY_S
 from antiphon.stores.redis.schema import Names
-from antiphon.stores.redis.sentinel import ASK_EVERY_S
 from tests.integration.stores.redis_kit import (
     FACES,
     Cluster,
