@@ -161,24 +161,22 @@ def store_of(config: Config) -> Store:
     section = config.store
 
     def part(name: str) -> Store:
-        url = getattr(section, name)
-        if url:
-            return open_store(url, setting=f"[store] {name}")
-        return open_store(section.url, setting="[store] url") if section.url else _project_store(config)
+        for setting in (name, "url"):
+            if url := getattr(section, setting):
+                return open_store(url, setting=f"[store] {setting}")
+        return _project_store(config)
 
     if not claims_are_shared(config):
         _warn_of_local_claims(home() / DATABASE)
     if section.claims or section.log:
         return compose(part("claims"), part("log"))
-    if section.url:
-        return part("url")
-    if test_stores.active and not os.environ.get("ANTIPHON_HOME"):
+    if not section.url and test_stores.active and not os.environ.get("ANTIPHON_HOME"):
         from antiphon.stores.memory import MemoryStore
 
         store = MemoryStore()
         test_stores.add(store)
         return store
-    return _project_store(config)
+    return part("url")
 
 
 def _project_store(config: Config) -> Store:
@@ -391,7 +389,9 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
     def opening() -> tuple[Sealer, ...]:
         from antiphon._seal import Sealer
 
-        file = _key_file(config, store)
+        file = seal_key_file(config, store)
+        if file is None and in_process:  # that of the project's store, if it has one
+            file = home() / "antiphon.db.seal-key"
         own: list[Sealer] = []
         if getattr(store, "seal_key", None) is not None:
             own.append(sealer())
@@ -400,15 +400,6 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
         return (*given(), *(found.for_replay() for found in own))
 
     return KeyRing(wrapping, opening, in_process=in_process)
-
-
-def _key_file(config: Config, store: Store) -> Path | None:
-    """The key file of a store; for an in-process store that of the project's store, if it has one."""
-    own = seal_key_file(config, store)
-    if own is not None or not store.in_process:
-        return own
-    default = home() / "antiphon.db.seal-key"
-    return default if default.exists() else None
 
 
 _shared: dict[tuple[str, bool], Metrics] | None = None
