@@ -116,14 +116,12 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
         return await admin.claims(**chosen, state=arguments.state, limit=arguments.limit + 1)
     if arguments.what == "show":
         return await admin.claim(arguments.key)
+    also = {"in_flight": arguments.in_flight, "unknown": arguments.unknown}
     if arguments.what == "clear":
         await _confirm(admin, arguments, {"prefix": arguments.key})
-        return await admin.clear(
-            arguments.key, arguments.reason, in_flight=arguments.in_flight, unknown=arguments.unknown
-        )
+        return await admin.clear(arguments.key, arguments.reason, **also)
     if arguments.what == "flush":
         await _confirm(admin, arguments, chosen)
-        also = {"in_flight": arguments.in_flight, "unknown": arguments.unknown}
         return await admin.flush(**chosen, **also, reason=arguments.reason)
     if arguments.reconcile:
         return await _reconcile_all(admin, arguments, chosen)

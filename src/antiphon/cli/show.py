@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -198,11 +197,14 @@ def show(arguments: argparse.Namespace) -> int:
       antiphon show golden/refund.antiphon --event 3
       antiphon show --latest --html run.html
     """
-    from antiphon.ops.runs import context_of, one_event, timeline
+    from antiphon.ops.artifacts import open_run
+    from antiphon.ops.bucket import is_address
+    from antiphon.ops.runs import context_of, is_artifact, one_event, timeline
 
     check_run(arguments)
-    with _opened(arguments) as (app, manifest):
-        reveal = arguments.reveal
+    artifact = arguments.run is not None and (is_artifact(arguments.run) or is_address(arguments.run))
+    with application(arguments, temporary=artifact) as app:  # what is not in the store leaves nothing there
+        manifest, reveal = open_run(app, arguments.run), arguments.reveal
         if reveal:
             _revealed(app, manifest.id, arguments)
         if arguments.event is not None:
@@ -222,18 +224,6 @@ def show(arguments: argparse.Namespace) -> int:
                 lines.append(ui.dim(f"page: {arguments.html}"))
             ui.output(arguments, tree, lines)
     return 0
-
-
-@contextmanager
-def _opened(arguments: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
-    """The run that is meant, and where it lies: the store, or for an artifact one that is gone afterwards."""
-    from antiphon.ops.artifacts import open_run
-    from antiphon.ops.bucket import is_address
-    from antiphon.ops.runs import is_artifact
-
-    artifact = arguments.run is not None and (is_artifact(arguments.run) or is_address(arguments.run))
-    with application(arguments, temporary=artifact) as app:
-        yield app, open_run(app, arguments.run)
 
 
 def _revealed(app: Any, run: str, arguments: argparse.Namespace) -> None:
