@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from antiphon._recording.run import Run
@@ -139,30 +140,24 @@ class CallCounter:
         return counted
 
 
+@dataclass(eq=False)
 class OpenRun:
     """An open run that records or answers requests."""
 
-    def __init__(
-        self,
-        name: str,
-        mode: Mode,
-        run: Run,
-        recording: Recording | None = None,
-        calls: ByContent | None = None,
-        invoker: RecordedFirst | None = None,
-    ) -> None:
-        self.name = name
-        self.mode = mode
-        self.run = run
-        self.recording = recording
-        self.requests = 0
-        self.misses: list[dict[str, Any]] = []
-        self.missed: int = 0
-        self._calls = calls
-        self._invoker = invoker
-        self._written = CallCounter(run.scope)
-        self.estimates: Estimates | None = None
-        """Set if the cost of runs is limited."""
+    name: str
+    mode: Mode
+    run: Run
+    recording: Recording | None = None
+    calls: ByContent | None = None
+    invoker: RecordedFirst | None = None
+    estimates: Estimates | None = None
+    """Set if the cost of runs is limited."""
+    requests: int = 0
+    missed: int = 0
+    misses: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._written = CallCounter(self.run.scope)
 
     @property
     def cost(self) -> float:
@@ -192,7 +187,7 @@ class OpenRun:
             "answered": 0 if self.recording is None else self.recording.answered,
         }
         if self.mode == "replay":
-            left = 0 if self._calls is None else len(self._calls.unasked())
+            left = 0 if self.calls is None else len(self.calls.unasked())
             found |= {"missed": self.missed, "misses": self.misses, "notAsked": left}
             found["equal"] = not self.missed and not left
         else:
@@ -201,9 +196,9 @@ class OpenRun:
                 found["cost"] = self.cost
             if self.estimates is not None and self.estimates.answers:
                 found["estimated"] = self.estimates.answers
-        if self._invoker is not None:
+        if self.invoker is not None:
             assert self.recording is not None
-            found |= {"source": self.recording.manifest.id, "new": self._invoker.new, "blocked": self._invoker.blocked}
+            found |= {"source": self.recording.manifest.id, "new": self.invoker.new, "blocked": self.invoker.blocked}
         return found
 
     def end_streams(self) -> None:
