@@ -228,15 +228,10 @@ def with_settings(model: Any, wanted: Mapping[str, Any]) -> Any:
 
 def pack_messages(messages: Sequence[BaseMessage], structured: Any = None) -> dict[str, Any]:
     """A model's answer in OpenAI's dialect for readers of the recording, and unchanged for the replay."""
-    said = None
-    native: dict[str, Any] = {"messages": []}
-    for message in messages:
-        if said is None and isinstance(message, AIMessage):
-            said = message
-        native["messages"].append(_dumped(message))
+    said = next((message for message in messages if isinstance(message, AIMessage)), None) or AIMessage("")
+    native: dict[str, Any] = {"messages": [_dumped(message) for message in messages]}
     if structured is not None:
         native["structured"] = structured
-    said = said or AIMessage("")
     spoken = _spoken(said)
     about = said.response_metadata
     usage = said.usage_metadata

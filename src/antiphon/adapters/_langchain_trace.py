@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,12 +53,10 @@ def trace_agent(
     def decorate(function: F) -> F:
         title = name or function.__name__
 
-        @contextmanager
-        def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Run]:
-            chosen = app or current()
+        def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Run]:
             given = {"args": list(args), **({"kwargs": kwargs} if kwargs else {})} if args or kwargs else None
-            with _exported(chosen, title, artifacts, input=given, entry=entry_of(function), function=function) as run:
-                yield run
+            about = {"input": given, "entry": entry_of(function), "function": function}
+            return _exported(app or current(), title, artifacts, **about)
 
         if inspect.iscoroutinefunction(function):
 
