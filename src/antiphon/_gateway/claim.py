@@ -547,12 +547,13 @@ def read_back(call: GuardedCall, tool: Tool, given: dict[str, Any], found: Dedup
 
 
 def still_unknown(call: GuardedCall) -> Step:
-    return answered(call, _unknown_outcome(call))
+    return answered(call, unknown_outcome(call, call.plan.name, call.key))
 
 
-def _unknown_outcome(call: GuardedCall) -> Outcome:
-    lasts = call.plan.plans.fingerprints.last
-    return outcomes.still_unknown(call.plan.name, call.fingerprint if lasts else None)
+def unknown_outcome(call: GuardedCall, tool: str, key: str) -> Outcome:
+    """Nobody knows the outcome of the call that has *key*."""
+    fingerprints = call.plan.plans.fingerprints
+    return outcomes.still_unknown(tool, fingerprints.of(key) if fingerprints.last else None)
 
 
 def _reconciled(call: GuardedCall, answer: Any) -> Step:
@@ -594,7 +595,7 @@ def _misunderstood(call: GuardedCall, answer: Any) -> Step:
 
 def _wrong_answer(call: GuardedCall, why: str) -> Step:
     """The read-back has a bug: nothing is settled by its answer."""
-    outcome = _unknown_outcome(call)
+    outcome = unknown_outcome(call, call.plan.name, call.key)
     outcome.exception = TypeError(f"reconcile of {call.plan.name} {why}")
     outcome.message = f"{outcome.exception} {outcome.message}"
     return answered(call, outcome)

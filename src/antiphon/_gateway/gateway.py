@@ -364,12 +364,10 @@ class BaseGateway:
             return results.invalid({}, f"The envelope cannot be read: {error}.", reporter)
         if wrong := _not_writable(checked):
             return results.invalid(envelope, wrong, reporter)
-        tool = self.find(checked.tool_namespace, checked.tool_name)
-        if tool is None:
-            return self._unknown_tool(f"{checked.tool_namespace}/{checked.tool_name}", checked.to_wire())
-        problem = self._misfit(tool, checked.payload.params, checked.to_wire)
-        if problem is not None:
-            return problem
+        name = f"{checked.tool_namespace}/{checked.tool_name}"
+        tool = self._tool_for(name, checked.payload.params, checked.to_wire)
+        if isinstance(tool, ToolResultEnvelope):
+            return tool
         try:
             return from_envelope(checked, self._plans.plan(tool), active_turn.get())
         except InvalidInput as error:
@@ -388,13 +386,10 @@ class BaseGateway:
             wrong = f"The arguments of {name} must be an object, not a {type(given).__name__}."
         if wrong:
             return results.invalid(wire, wrong, self._plans.reporter)
-        tool = self._plans.tools.get(name)
-        if tool is None:
-            return self._unknown_tool(name, wire)
         params = dict(arguments)
-        problem = self._misfit(tool, params, lambda: wire)
-        if problem is not None:
-            return problem
+        tool = self._tool_for(name, params, lambda: wire)
+        if isinstance(tool, ToolResultEnvelope):
+            return tool
         plan = self._plans.plan(tool)
         keyed = key is not None or tool.key_of is not None
         call = new_call(plan.keyed() if keyed else plan, params)
@@ -409,19 +404,20 @@ class BaseGateway:
             call.call_id, call.identity = call_id, call_id if scope is None else f"{scope.run_id}:{call_id}"
         return call
 
-    def _unknown_tool(self, name: str, envelope: Mapping[str, Any]) -> ToolResultEnvelope:
-        known = ", ".join(sorted(self.tools)[:8]) or "none"
-        message = f"Unknown tool {name}. Registered: {known}."
-        return results.invalid(envelope, message, self._plans.reporter, code="unknown_tool")
-
-    def _misfit(
-        self, tool: Tool, params: dict[str, Any], envelope: Callable[[], Mapping[str, Any]]
-    ) -> ToolResultEnvelope | None:
-        """Refuse arguments that the function cannot take: they are not an outcome of the tool."""
-        name, why = tool.misfit(params)
-        if not name:
-            return None
-        return results.invalid(envelope(), f"{why} (at $.payload.params.{name}).", self._plans.reporter)
+    def _tool_for(
+        self, name: str, params: dict[str, Any], envelope: Callable[[], Mapping[str, Any]]
+    ) -> Tool | ToolResultEnvelope:
+        """The tool of that name; or the result for arguments that its function cannot take, which are no outcome."""
+        tool = self._plans.tools.get(name)
+        if tool is None:
+            known = ", ".join(sorted(self.tools)[:8]) or "none"
+            said, code = f"Unknown tool {name}. Registered: {known}.", "unknown_tool"
+        else:
+            wrong, why = tool.misfit(params)
+            if not wrong:
+                return tool
+            said, code = f"{why} (at $.payload.params.{wrong}).", "validation_error"
+        return results.invalid(envelope(), said, self._plans.reporter, code=code)
 
     def answer(self, call: GuardedCall, outcome: Outcome) -> ToolResultEnvelope:
         """The outcome of a call in its documented wire form."""

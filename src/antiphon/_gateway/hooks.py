@@ -56,8 +56,8 @@ def _awaited(answer: Any) -> Any:
         return thread.submit(contextvars.copy_context().run, asyncio.run, whole()).result()
 
 
-def _check(rule: str, hook: Any, *given: Any) -> None:
-    """Check that a hook can be called; one that cannot be inspected is accepted."""
+def _add(hooks: list[Any], hook: Any, rule: str, *given: Any) -> None:
+    """Register a hook that can be called with what is *given*; one that cannot be inspected is accepted."""
     try:
         inspect.signature(hook).bind(*given)
     except TypeError:
@@ -65,31 +65,28 @@ def _check(rule: str, hook: Any, *given: Any) -> None:
         raise InvalidInput(f"{name} cannot be used as a hook.", hint=f"{rule}.") from None
     except ValueError:
         pass
+    if hook not in hooks:
+        hooks.append(hook)
 
 
 class Hooks:
     """The registered hooks. Registering the same function twice has no further effect."""
 
-    __slots__ = ("active", "afters", "befores")
+    __slots__ = ("afters", "befores")
 
     def __init__(self) -> None:
-        self.active: bool = False
         self.befores: list[Before] = []
         self.afters: list[After] = []
 
-    def add_before(self, hook: Before) -> Before:
-        _check("A before-hook takes one parameter: def hook(call: HookCall)", hook, None)
-        if hook not in self.befores:
-            self.befores.append(hook)
-            self.active = True
-        return hook
+    @property
+    def active(self) -> bool:
+        return bool(self.befores or self.afters)
 
-    def add_after(self, hook: After) -> After:
-        _check("An after-hook takes two parameters: def hook(call: HookCall, outcome)", hook, None, None)
-        if hook not in self.afters:
-            self.afters.append(hook)
-            self.active = True
-        return hook
+    def add_before(self, hook: Before) -> None:
+        _add(self.befores, hook, "A before-hook takes one parameter: def hook(call: HookCall)", None)
+
+    def add_after(self, hook: After) -> None:
+        _add(self.afters, hook, "An after-hook takes two parameters: def hook(call: HookCall, outcome)", None, None)
 
     def before(self, call: HookCall) -> HookReply | None:
         """Run every before-hook; the first reply counts. One that raises stops the call."""

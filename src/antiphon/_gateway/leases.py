@@ -64,19 +64,12 @@ class Lease(Protocol):
         """What its caller reads, if the tool returns a stream."""
 
 
-class Unfinished(Protocol):
-    """A call whose end its caller could not write."""
-
-    @property
-    def version(self) -> int:
-        """The version of its claim; 0: it may hold one, and has dispatched nothing."""
-
-
 @dataclass(slots=True, eq=False)
 class Left:
     """A call that its caller left, and the step to continue with."""
 
-    call: Unfinished
+    call: Lease
+    """Version 0: it may hold a claim, and has dispatched nothing."""
     step: Any
     due: float = 0.0
     tries: int = 0
@@ -108,14 +101,13 @@ class Leases:
         """When to check next; later calls with longer leases need not change it."""
         self._attached = attached
         """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
-        self._sweeps = attached and not store.in_process
         self._unfinished: list[Left] = []
         self.resume: Callable[[SyncJournal, Any, Any], None] = _nothing
         """Continues a call on this thread's journal."""
         self.regain: Callable[[SyncJournal, Any], bool | None] = _nothing
         """Finds the claim of a running call, or writes it again if the store has lost it; whether it has one now."""
-        watched = attached and not store.in_process
-        self.breaker: StoreBreaker = StoreBreaker(store.url, clock, on=watched, wake=self._hurry)
+        self._sweeps = attached and not store.in_process
+        self.breaker: StoreBreaker = StoreBreaker(store.url, clock, on=self._sweeps, wake=self._hurry)
         self._place = f"{store.url} {getattr(store, 'prefix', '')}"
         if attached:
             _service.add(self)
@@ -138,7 +130,7 @@ class Leases:
         """Outcomes that have yet to be written."""
         return sum(1 for left in list(self._unfinished) if left.call.version)
 
-    def finish(self, call: Unfinished, step: Any, after_s: float = 0.0) -> None:
+    def finish(self, call: Lease, step: Any, after_s: float = 0.0) -> None:
         """Continue a call that its caller had to leave, as soon as the store allows it, or some seconds later."""
         if len(self._unfinished) >= _MOST_UNFINISHED:
             self._unfinished.pop(0)

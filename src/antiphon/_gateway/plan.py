@@ -438,7 +438,7 @@ class Plans:
         self.inline_kind = "async" if asynchronous else "sync"
         self.tools: dict[str, Tool] = {}
         self.hooks: Hooks = Hooks()
-        self.switches: Switches = Switches(settings, changed=self.changed)
+        self.switches: Switches = Switches(settings, self.changed)
         self.breakers: Breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
         self.shadow_breakers: Breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
         self.leases: Leases = Leases(dependencies.store, clock, settings, attached=dependencies.renews)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 
 from antiphon._gateway import outcome as outcomes
-from antiphon._gateway import replay
 from antiphon._gateway.attempt import dispatch, not_renewed, raised, unquoted
 from antiphon._gateway.call import NOTHING, GuardedCall
 from antiphon._gateway.claim import (
@@ -218,7 +217,7 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
             return not_shared(call, row.key.partition("#")[0], error)
         case Append(then=then) if then is appended:
             return append_broke_off(call, error)
-        case Append() if replay.answers(call):
+        case Append() if extras.replayed:
             append_missed(call, error)
             return step.then(call, None)
     if plan.watched_only:

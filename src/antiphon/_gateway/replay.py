@@ -56,11 +56,6 @@ def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
     return Ask(run, invocation, answered)
 
 
-def answers(call: GuardedCall) -> bool:
-    """Whether the recording answers this call."""
-    return call.extras.replayed
-
-
 def _replayed(call: GuardedCall, answer: Answer) -> Step:
     call.off_path().replayed = True
     call.policy, call.turn = call.plan.policy, None

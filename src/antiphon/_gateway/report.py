@@ -108,23 +108,21 @@ def _always(event: str) -> bool:
 class Reporter:
     """Fans out to metrics and listeners. A listener that raises never fails the call."""
 
-    __slots__ = ("_listeners", "_wants", "metrics")
+    __slots__ = ("_listeners", "metrics")
 
     def __init__(self, metrics: Metrics | None = None, listeners: Listeners = ()) -> None:
         self.metrics: Metrics | None = metrics
         self._listeners: Listeners = ()
-        self._wants: tuple[Callable[[str], bool], ...] = ()
         for listener in listeners:
             self.add(listener)
 
     def add(self, listener: Listener) -> None:
         if listener not in self._listeners:
             self._listeners = (*self._listeners, listener)
-            self._wants = (*self._wants, getattr(listener, "wants", _always))
 
     def who_wants(self, event: str) -> Listeners:
         """The listeners that currently want *event*."""
-        return tuple(one for one, wants in zip(self._listeners, self._wants, strict=True) if wants(event))
+        return tuple(one for one in self._listeners if getattr(one, "wants", _always)(event))
 
     def registered(self, tool: Tool) -> None:
         """A tool can be called from now on."""

@@ -98,14 +98,13 @@ class ResultStore:
         As they were given, and not as the key was made from them (there 10.0 is 10): ``reconcile`` may need them. They
         are masked when an operator views them; without a seal key, or if they are large, here.
         """
-        sealed = ""
         try:
             sealer, data = self._sealer(), _written(arguments)
             if sealer is not None and len(data) <= _NOTED:
-                sealed = sealer.seal(data, key.encode())
-        except Exception:  # whatever the classes of the arguments raise, or a key file that cannot be read
-            return self.shown(arguments)
-        return sealed or self.shown(arguments)
+                return str(sealer.seal(data, key.encode()))
+        except Exception:  # noqa: S110 - whatever the classes of the arguments raise, or a key file nobody can read
+            pass
+        return self.shown(arguments)
 
     def quoted(self, arguments: dict[str, Any]) -> dict[str, str]:
         """The secrets among the arguments of a call, which an exception may quote, and their replacements."""

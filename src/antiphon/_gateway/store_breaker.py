@@ -53,12 +53,21 @@ class Opens(Protocol):
 
 
 class _Look:
-    """A read of the store that a call can do without."""
+    """A read of the store that a call can do without; it notes how long it took, whether or not anybody waited."""
 
-    __slots__ = ("over",)
-
-    def __init__(self) -> None:
+    def __init__(self, breaker: StoreBreaker) -> None:
         self.over = False
+        self._breaker = breaker
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = self._breaker.clock.monotonic()
+
+    def __exit__(self, failed: object, *_: object) -> None:
+        if failed is None:
+            breaker, seconds = self._breaker, self._breaker.clock.monotonic() - self._began
+            breaker.look_s = min(_LONGEST_LOOK_S, max(_LOOK_S, breaker.look_s * 0.8, 4 * seconds))
+        self.over = True
 
 
 class StoreBreaker:
@@ -71,7 +80,7 @@ class StoreBreaker:
         """How often the store failed."""
         self.on = on
         self._wake = wake
-        self._clock = clock
+        self.clock = clock
         self._lock = threading.Lock()
         self._worlds: weakref.WeakSet[Opens] = weakref.WeakSet()
         self._why = StoreError(f"The store {url} does not work.")
@@ -83,8 +92,8 @@ class StoreBreaker:
         """Of the call that waits for the probe in progress."""
         self.threads: ThreadRunner = ThreadRunner(_MOST_WAITING)
         """Where steps with a time limit run."""
-        self._look_s = _LONGEST_LOOK_S
-        """How long a read that a call can do without may take."""
+        self.look_s = _LONGEST_LOOK_S
+        """How long to wait for a read that a call can do without: several times as long as such reads take."""
         self._late: _Look | None = None
         """The last read that was given up: while it is in progress, there is no other."""
 
@@ -138,7 +147,7 @@ class StoreBreaker:
         pause = self._pause_s
         self._why = error
         self._pause_s = min(2 * pause, _LONGEST_PAUSE_S)
-        self._probe_at = self._clock.monotonic() + pause
+        self._probe_at = self.clock.monotonic() + pause
         self._looked_at(self._waiting)
         return pause
 
@@ -195,29 +204,15 @@ class StoreBreaker:
 
     def seconds_left(self, until: float) -> float:
         """Seconds until *until* on the monotonic clock, and a moment at least."""
-        return max(_LEAST_S, until - self._clock.monotonic())
-
-    @property
-    def look_s(self) -> float:
-        """How long to wait for a read that a call can do without: several times as long as such reads take."""
-        return self._look_s
-
-    def looked(self, seconds: float) -> None:
-        """A read took this long, whether or not anybody waited for it."""
-        self._look_s = min(_LONGEST_LOOK_S, max(_LOOK_S, self._look_s * 0.8, 4 * seconds))
+        return max(_LEAST_S, until - self.clock.monotonic())
 
     def look(self, read: Callable[[], Any], seconds: float) -> Any:
         """Make a read that a call can do without. A late one says nothing about the store's health."""
-        look, clock = self._next_look(), self._clock
+        look = self._next_look()
 
         def step() -> Any:
-            began = clock.monotonic()
-            try:
-                found = read()
-                self.looked(clock.monotonic() - began)
-                return found
-            finally:
-                look.over = True
+            with look:
+                return read()
 
         try:
             return self.within(step, seconds, _LATE)
@@ -227,16 +222,11 @@ class StoreBreaker:
 
     async def look_async(self, read: Callable[[], Any], seconds: float) -> Any:
         """The same for a coroutine."""
-        look, clock = self._next_look(), self._clock
+        look = self._next_look()
 
         async def step() -> Any:
-            began = clock.monotonic()
-            try:
-                found = await read()
-                self.looked(clock.monotonic() - began)
-                return found
-            finally:
-                look.over = True
+            with look:
+                return await read()
 
         try:
             return await self.within_async(step(), seconds, _LATE)
@@ -248,7 +238,7 @@ class StoreBreaker:
         late = self._late
         if late is not None and not late.over:
             raise too_slow(self.url, 0.0, _LATE)
-        return _Look()
+        return _Look(self)
 
     def _given_up(self, look: _Look, error: StoreUnavailable) -> None:
         if error.data.get("reason") == _LATE:

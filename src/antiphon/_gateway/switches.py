@@ -34,28 +34,21 @@ def start_value(environment: Mapping[str, str], flag: str) -> bool | None:
     return value in _ON if value else None
 
 
-def _flag(environment: Mapping[str, str], flag: str, default: bool) -> bool:
-    value = start_value(environment, flag)
+def _flag(flag: str, default: bool) -> bool:
+    value = start_value(os.environ, flag)
     return default if value is None else value
 
 
 class Switches:
     """Four flags and the staged tools. Setting one of them notifies those who made plans from them."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        environment: Mapping[str, str] | None = None,
-        *,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, settings: Settings, changed: Callable[[], None]) -> None:
         """The environment gives the initial values."""
-        env = os.environ if environment is None else environment
         self._changed: Callable[[], None]
-        self.enabled: bool = _flag(env, "enabled", settings.enabled)
-        self.open_mode: bool = _flag(env, "open_mode", settings.open_mode)
-        self.derive_keys: bool = _flag(env, "derive_keys", settings.derive_keys)
-        self.shadow: bool = _flag(env, "shadow", settings.shadow)
+        self.enabled: bool = _flag("enabled", settings.enabled)
+        self.open_mode: bool = _flag("open_mode", settings.open_mode)
+        self.derive_keys: bool = _flag("derive_keys", settings.derive_keys)
+        self.shadow: bool = _flag("shadow", settings.shadow)
         self._settings = settings
         self._stage(settings)
         object.__setattr__(self, "_changed", changed)

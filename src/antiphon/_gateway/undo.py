@@ -339,6 +339,4 @@ def _nothing_to_undo(call: GuardedCall) -> Step:
 
 def _still_unknown(call: GuardedCall) -> Step:
     of: Execution = call.options.undoes
-    lasts = call.plan.plans.fingerprints.last
-    outcome = outcomes.still_unknown(of.tool.full_name, call.plan.plans.fingerprints.of(of.key) if lasts else None)
-    return answered(call, outcome)
+    return answered(call, claim.unknown_outcome(call, of.tool.full_name, of.key))
