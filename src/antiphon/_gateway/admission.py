@@ -23,7 +23,6 @@ from antiphon._scope import undoing
 from antiphon.decide.breaker import Refusal
 from antiphon.decide.loop import LoopVerdict
 from antiphon.errors import InvalidInput
-from antiphon.keys import KeyMaker
 
 _REFRESH_S, _FIRST_REFRESH_S = 0.1, 1.0
 _SHADOW = "shadow."
@@ -61,7 +60,7 @@ def admit(call: GuardedCall) -> Step:
             if exact is not None:
                 call.params = (hashlib.sha256(call.params).hexdigest(), hashlib.sha256(exact).hexdigest())
         else:
-            _derive_given(call, maker, policy.given_key)
+            claim.derive_given(call, maker, policy.given_key)
     except Exception as error:
         return _without_key(call, error)
     if run is not None:
@@ -160,15 +159,6 @@ def _refreshed(call: GuardedCall, _: None) -> Step:
     """Settings, hooks or listeners may have changed: continue with the current plan."""
     call.plan = call.plan.as_of_now()
     return admit(call)
-
-
-def _derive_given(call: GuardedCall, maker: KeyMaker, given_key: str) -> None:
-    """Derive the keys of a call whose caller or hook gave one: that key alone is its identity (D2)."""
-    key, named, digest, given, _ = maker.keys_given(call.arguments, given_key, call.options.keyed)
-    call.key = call.identity = key
-    call.idempotency_key = call.plan.results.kept_key(key, named)
-    call.pair = (call.plan.name, digest)
-    call.params = (digest, given)
 
 
 def _switched_off(call: GuardedCall) -> Step:

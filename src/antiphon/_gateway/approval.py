@@ -85,17 +85,20 @@ def question(call: GuardedCall, now_ms: int) -> tuple[Approval, Settlement]:
         arguments=plan.results.asked(call.key, plan.approving.shown(call.arguments)),
         shown_in=call.options.shown_in,
     )
-    message = outcomes.approval_required(plan.name, approval.id).message
-    error = (REQUIRED, message, True, False)
-    return approval, Settlement("failed", ttl_ms + KEPT_MS, payload=written(approval), error=error, dispatched=False)
+    return approval, _record(approval, REQUIRED, outcomes.approval_required(plan.name, approval.id).message, ttl_ms)
+
+
+def _record(approval: Approval, code: str, said: str, left_ms: int) -> Settlement:
+    """The settlement that keeps an approval in the record of its call."""
+    ttl_ms, error = max(0, left_ms) + KEPT_MS, (code, said, True, False)
+    return Settlement("failed", ttl_ms, payload=written(approval), error=error, dispatched=False)
 
 
 def decided(approval: Approval, code: str, *, by: str, at_ms: int, where: str, reason: str = "") -> Settlement:
     """The settlement that records a decision on an approval."""
     made = msgspec.structs.replace(approval, decided_by=by, decided_at_ms=at_ms, decided_from=where, reason=reason)
     said = f"{MESSAGES[code]} Reason: {reason}" if reason and code != GRANTED else MESSAGES[code]
-    left_ms = max(0, approval.expires_at_ms - at_ms) + KEPT_MS
-    return Settlement("failed", left_ms, payload=written(made), error=(code, said, True, False), dispatched=False)
+    return _record(made, code, said, approval.expires_at_ms - at_ms)
 
 
 def counts(verdict: Verdict, asked: Asked, found: Approval) -> bool:
@@ -134,9 +137,7 @@ def is_granted(call: GuardedCall, found: Approval) -> Outcome:
 
 def given_back(approval: Approval) -> Settlement:
     """The call certainly had no effect: its approval can be spent again."""
-    error = (GRANTED, MESSAGES[GRANTED], True, False)
-    ttl_ms = max(0, approval.expires_at_ms - approval.asked_at_ms) + KEPT_MS
-    return Settlement("failed", ttl_ms, payload=written(approval), error=error, dispatched=False)
+    return _record(approval, GRANTED, MESSAGES[GRANTED], approval.expires_at_ms - approval.asked_at_ms)
 
 
 def settles(call: GuardedCall, settlement: Settlement) -> Settlement:

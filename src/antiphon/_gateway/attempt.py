@@ -143,7 +143,6 @@ def _dispatch(call: GuardedCall) -> Dispatch:
     if threaded and call.version:
         extras = call.off_path()
         extras.late = LateResult(call, extras.late)
-        extras.over = extras.late.over
     return Dispatch(call, limit, context, _returned)
 
 
@@ -267,7 +266,12 @@ def not_renewed(call: GuardedCall) -> Step:
 
 def failure_of(call: GuardedCall, error: BaseException) -> Failure:
     """Classify an exception; secrets of the call that it quotes are masked."""
-    failure = _classified(call, error)
+    if isinstance(error, TimedOut):
+        failure = timed_out(error.seconds, still_running=error.still_running)
+    else:
+        failure = call.plan.tool.failure(error, call.plan.now_ms())
+    if _before_effect(call):  # its thread may go on, but not past that point
+        failure = failure._replace(phase="not_sent", before_effect=True, still_running=False)
     return failure._replace(message=unquoted(call, failure.message)) if failure.message else failure
 
 
@@ -281,16 +285,6 @@ def unquoted(call: GuardedCall, text: str) -> str:
     from antiphon.redact import without_values
 
     return without_values(text, found)
-
-
-def _classified(call: GuardedCall, error: BaseException) -> Failure:
-    if isinstance(error, TimedOut):
-        failure = timed_out(error.seconds, still_running=error.still_running)
-    else:
-        failure = call.plan.tool.failure(error, call.plan.now_ms())
-    if _before_effect(call):  # its thread may go on, but not past that point
-        return failure._replace(phase="not_sent", before_effect=True, still_running=False)
-    return failure
 
 
 def _before_effect(call: GuardedCall) -> bool:

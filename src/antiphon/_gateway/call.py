@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphon import _lineage, _scope
-from antiphon._daemon import Latch
 from antiphon._gateway.approving import Asked
 from antiphon._gateway.context import CallContext, Held, held, running
 from antiphon._gateway.hooks import HookCall
@@ -80,8 +79,6 @@ class Extras:
     outer_point: Point | None = None
     late: Any = None
     """Settles the record with a result that arrives after the call was given up (R8)."""
-    over: Latch | None = None
-    """Set when the call has ended; a late result waits for it."""
     stream: Any = None
     """The stream that the caller reads."""
     replayed = False

@@ -50,6 +50,7 @@ from antiphon.contract.spec import DidNotHappen, Happened
 from antiphon.decide import claim as rules
 from antiphon.decide.breaker import Refusal
 from antiphon.errors import AntiphonError, StoreError, StoreUnavailable
+from antiphon.keys import KeyMaker
 from antiphon.ports import Begun, Claimed, Existing, Pinned, Settlement
 
 log = logging.getLogger("antiphon.gateway")
@@ -79,15 +80,21 @@ def _move(call: GuardedCall, place: Place) -> None:
     """Give a call the keys that it has in another workspace."""
     plan, given = call.plan, call.policy.given_key
     maker, call.template = plan.known_keys.get(place) or plan.make_keys(place)
-    keys = maker.keys(call.arguments)
+    call.place = place
     if given is not None:
-        keys = maker.keys_given(call.arguments, given, call.options.keyed)
-        call.identity = keys.store_key
-    call.place, call.key, call.idempotency_key = place, keys.store_key, keys.idempotency_key
-    if given is not None:
-        call.idempotency_key = plan.results.kept_key(call.key, given)
-    call.pair = (plan.name, keys.store_key if given is None else keys.params_digest)
-    call.params = (keys.params_digest, keys.params_digest_exact)
+        derive_given(call, maker, given)
+    else:
+        call.key, call.idempotency_key, digest, exact, _ = maker.keys(call.arguments)
+        call.pair, call.params = (plan.name, call.key), (digest, exact)
+
+
+def derive_given(call: GuardedCall, maker: KeyMaker, given_key: str) -> None:
+    """Derive the keys of a call whose caller or hook gave one: that key alone is its identity (D2)."""
+    key, named, digest, given, _ = maker.keys_given(call.arguments, given_key, call.options.keyed)
+    call.key = call.identity = key
+    call.idempotency_key = call.plan.results.kept_key(key, named)
+    call.pair = (call.plan.name, digest)
+    call.params = (digest, given)
 
 
 def _found_before(call: GuardedCall, past: GuardedCall, shared: bool, reply: Existing | None) -> Step:

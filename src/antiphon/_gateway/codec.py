@@ -25,6 +25,7 @@ _KEPT = _ONLY_JSON | orjson.OPT_APPEND_NEWLINE
 _dumps = orjson.dumps
 _NULL, _TAG, _DOLLAR = b"null", b'{"$', ord("$")  # bytes are looked for with find(): "in" first tries them as a number
 _LOSSLESS = frozenset({dict, str, int, float, bool, type(None)})
+_BASES: tuple[type[Any], ...] = (dict, list, int, float)
 _PLAIN_ITEMS = _LOSSLESS | {list}
 
 
@@ -38,14 +39,9 @@ def _default(value: Any) -> Any:
         raise TypeError(type(value).__name__)
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, dict):
-        return dict(value)
-    if isinstance(value, list):
-        return list(value)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
+    for kind in _BASES:
+        if isinstance(value, kind):
+            return kind(value)
     raise TypeError(type(value).__name__)
 
 

@@ -35,7 +35,7 @@ from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Plain, Step
 from antiphon._gateway.store_breaker import GRACE_S
 from antiphon.contract.events import RunManifest
 from antiphon.errors import StoreError
-from antiphon.ports import Answer, Blobs, BreakerRow, Clock, Invocation, Journal, Row, SyncJournal
+from antiphon.ports import Answer, BreakerRow, Clock, Invocation, Journal, Row, SyncJournal
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -177,9 +177,10 @@ class _OneAtATime:
 class _World:
     """What the services of threads and those of event loops have in common."""
 
-    def __init__(self, plans: Plans, feed: BreakerFeed) -> None:
+    def __init__(self, plans: Plans, feed: BreakerFeed, journal: Any = None) -> None:
         self._plans = plans
         self._feed = feed
+        self._journal = journal
         self._breaker = plans.store_breaker
         self._exchanging = _OneAtATime(plans.clock)
         self.reopen()
@@ -208,6 +209,14 @@ class _World:
     def _first_settle(self, *arguments: Any) -> Any:
         self.settle = self._steps().settle
         return self.settle(*arguments)
+
+    def let_go(self) -> Any:
+        """Stop using the journal."""
+        journal, self._journal = self._journal, None
+        self.reopen()
+        if journal is not None:
+            self._feed.stop(journal)
+        return journal
 
 
 class _Until(_World):
@@ -246,8 +255,7 @@ class SyncWorld(_World):
     """The services that calls in a thread use."""
 
     def __init__(self, plans: Plans, feed: BreakerFeed, journal: SyncJournal | None = None) -> None:
-        super().__init__(plans, feed)
-        self._journal = journal
+        super().__init__(plans, feed, journal)
         self._heeds = journal is None
         """Whether the store's breaker applies to it."""
         if journal is None:
@@ -262,7 +270,7 @@ class SyncWorld(_World):
 
     @property
     def journal(self) -> SyncJournal:
-        journal = self._journal
+        journal: SyncJournal | None = self._journal
         if self._heeds and self._breaker.is_open:
             raise self._breaker.refusal()
         return self._open() if journal is None else journal
@@ -272,17 +280,16 @@ class SyncWorld(_World):
         with self._feed.opening:
             if self._journal is None:
                 self._journal = self._plans.store.open_sync()
-            return self._journal
+            journal: SyncJournal = self._journal
+            return journal
 
     def until(self, deadline: float | None) -> SyncWorld:
         """The same services for a call that must end soon after *deadline*, whatever the store does."""
         return self if deadline is None or not self._breaker.on else _SyncUntil(self, deadline + GRACE_S)
 
     def close(self) -> None:
-        journal, self._journal = self._journal, None
-        self.reopen()
+        journal = self.let_go()
         if journal is not None:
-            self._feed.stop(journal)
             journal.close()
 
     def sleep(self, seconds: float) -> None:
@@ -355,11 +362,8 @@ class SyncWorld(_World):
     def reconcile(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return function(*arguments)
 
-    def put(self, blobs: Blobs, tenant: str, data: bytes) -> str:
-        return blobs.put(tenant, data)
-
-    def get(self, blobs: Blobs, tenant: str, ref: str) -> bytes:
-        return blobs.get(tenant, ref)
+    def blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
 
 class _SyncUntil(_Until, SyncWorld):
@@ -379,7 +383,6 @@ class AsyncWorld(_World):
 
     def __init__(self, plans: Plans, feed: BreakerFeed) -> None:
         super().__init__(plans, feed)
-        self._journal: Journal | None = None
         self.suspends: bool = not plans.store.in_process
         """Whether claims are awaited; a store in this process is called without a coroutine."""
         self._breaker.watch(self)
@@ -390,7 +393,7 @@ class AsyncWorld(_World):
 
     @property
     def journal(self) -> Journal:
-        journal = self._journal
+        journal: Journal | None = self._journal
         if self._breaker.is_open:
             raise self._breaker.refusal()
         return self._open() if journal is None else journal
@@ -414,14 +417,6 @@ class AsyncWorld(_World):
         journal = self.let_go()
         if journal is not None:
             await journal.close()
-
-    def let_go(self) -> Journal | None:
-        """Stop using the journal."""
-        journal, self._journal = self._journal, None
-        self.reopen()
-        if journal is not None:
-            self._feed.stop(journal)
-        return journal
 
     async def shielded(self, rest: Awaitable[Any]) -> None:
         """Finish *rest* even if this task is cancelled again."""
@@ -507,15 +502,11 @@ class AsyncWorld(_World):
             answer = function(*arguments)
         return await answer if inspect.isawaitable(answer) else answer
 
-    async def put(self, blobs: Blobs, tenant: str, data: bytes) -> str:
+    async def blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that blocks, without blocking the event loop."""
         import asyncio
 
-        return await asyncio.to_thread(blobs.put, tenant, data)
-
-    async def get(self, blobs: Blobs, tenant: str, ref: str) -> bytes:
-        import asyncio
-
-        return await asyncio.to_thread(blobs.get, tenant, ref)
+        return await asyncio.to_thread(function, *arguments)
 
 
 class _AsyncUntil(_Until, AsyncWorld):

@@ -198,7 +198,8 @@ class BaseGateway:
                 f"The declaration of {spec.name!r} is invalid: {said}", path=error.path, hint=error.hint
             ) from None
         _check_declaration(spec)
-        tool = Tool(self._callable(function), spec, self._plans.settings)
+        asynchronous = self._plans.inline_kind == "async"
+        tool = Tool(awaiting(function) if asynchronous else function, spec, self._plans.settings)
         self._check(tool)
         self._plans.add(tool)
         wrapped: Any = self._wrap(tool) if tool.key_of is None else self._wrap_keyed(tool)
@@ -276,9 +277,6 @@ class BaseGateway:
                 tool.spec.name,
             )
         return plan
-
-    def _callable(self, function: F) -> F:
-        return function
 
     def _check(self, tool: Tool) -> None:
         raise AssertionError("each gateway checks its tools")
@@ -533,9 +531,6 @@ class AsyncGateway(BaseGateway):
         self._worlds: weakref.WeakKeyDictionary[Any, AsyncWorld] = weakref.WeakKeyDictionary()
         self._last_loop: Any = None
         self._last_world: AsyncWorld
-
-    def _callable(self, function: F) -> F:
-        return awaiting(function)  # type: ignore[return-value]
 
     def _world(self) -> AsyncWorld:
         """The services that the running event loop uses."""

@@ -162,7 +162,8 @@ class Policy:
         self.max_elapsed_ms: int = _least(tool.retry.max_elapsed_ms, options.max_elapsed_ms)
         self.timeout_s = _shorter(tool.timeout, options.timeout_s) if guarded else None
         self.deadline: float | None = options.deadline if guarded else None
-        self.path: Path = plan.breakers_on(options.breaker)
+        usual = options.breaker == "tool" or plan.off
+        self.path: Path = plan.path if usual else plan.breakers.path(tool, options.breaker)
         self.permits: Permits = ()
         """Permits of all breakers on the path, as long as they are closed: then one permit serves all calls."""
         self.inline: bool = plan.inline and self.timeout_s is None and self.deadline is None
@@ -301,7 +302,7 @@ class Plan:
         # what the tool says
         self.function: Callable[..., Any] = tool.function
         self.bind: Callable[..., dict[str, Any]] = tool.quick_bind or tool.bind
-        plain = tool.kind == plans.inline_kind and tool.context_param is None and tool.name_set is not None
+        plain = tool.kind == plans.inline_kind and tool.context_param is None and tool.is_plain
         self.inline: bool = plain and not tool.has_point
         self.idempotent: bool = spec.idempotent
         self.approving: Approving | None = tool.approving
@@ -352,10 +353,6 @@ class Plan:
         """A tool that was never called is not counted."""
         self.tally = self.tallies["success", ""]
         self.tally(took_ms)
-
-    def breakers_on(self, hint: str) -> Path:
-        """The breakers that a call must pass."""
-        return self.path if hint == "tool" or self.off else self.breakers.path(self.tool, hint)
 
     def outdate(self) -> None:
         """Something has changed: the next call makes a new plan."""

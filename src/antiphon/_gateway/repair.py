@@ -26,7 +26,7 @@ from antiphon._gateway.settlement import (
     answered,
     append_broke_off,
     append_missed,
-    appended,
+    conclude,
     interrupted,
     is_in_flight_for,
     keep_failed,
@@ -215,7 +215,7 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
             return not_renewed(call)
         case ShareBreaker(row=row):
             return not_shared(call, row.key.partition("#")[0], error)
-        case Append(then=then) if then is appended:
+        case Append(then=then) if then is conclude:
             return append_broke_off(call, error)
         case Append() if extras.replayed:
             append_missed(call, error)

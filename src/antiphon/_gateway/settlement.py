@@ -366,7 +366,7 @@ def refused(call: GuardedCall, outcome: Outcome) -> Step:
     call.outcome = outcome
     call.key = ""
     after_hooks(call, outcome)
-    return _conclude(call)
+    return conclude(call)
 
 
 def answered(call: GuardedCall, outcome: Outcome) -> Step:
@@ -418,8 +418,8 @@ def settled(call: GuardedCall, version: int | None) -> Step:
         run.finished = True
         rows = (*run.started(call.request_id, call.key, call.call_id), *_end_rows(call))
         if rows:
-            return Append(run, rows, appended)
-    return _conclude(call)
+            return Append(run, rows, conclude)
+    return conclude(call)
 
 
 def _label(call: GuardedCall) -> None:
@@ -439,15 +439,10 @@ def _end_rows(call: GuardedCall) -> tuple[Row, ...]:
     return tuple(run.ended(call.result(), call.payload, took_ms, attempts))
 
 
-def appended(call: GuardedCall, _: None) -> Step:
-    """The end of the call is in the log of its run."""
-    return _conclude(call)
-
-
 def append_broke_off(call: GuardedCall, error: StoreError) -> Step:
     """The call has ended: its outcome is worth more than its event."""
     append_missed(call, error)
-    return _conclude(call)
+    return conclude(call)
 
 
 def append_missed(call: GuardedCall, error: StoreError) -> None:
@@ -456,7 +451,7 @@ def append_missed(call: GuardedCall, error: StoreError) -> None:
     call.result().note(notRecorded=error.code)
 
 
-def _conclude(call: GuardedCall) -> Step:
+def conclude(call: GuardedCall, _: None = None) -> Step:
     """Tell other processes about breakers; tell metrics and listeners about the call."""
     plan, outcome, extras = call.plan, call.outcome, call.extras
     plain = extras is NO_EXTRAS
@@ -488,8 +483,8 @@ def _conclude(call: GuardedCall) -> Step:
         if listeners:
             event = "tool_call_blocked" if blocked else "tool_call_end"
             plan.reporter.ended(call, outcome, took_ms, event, listeners)
-    if not plain and extras.over is not None:
-        extras.over.set()
+    if not plain and extras.late is not None:
+        extras.late.over.set()
     return DONE
 
 
@@ -498,16 +493,12 @@ def _share_breaker(call: GuardedCall) -> Step:
     try:
         name, breaker = breakers.dirty.popitem()
     except KeyError:  # another thread was faster
-        return _conclude(call)
-    return ShareBreaker(call.plan.results.tenant, breakers.row(name, breaker), _shared)
-
-
-def _shared(call: GuardedCall, _: None) -> Step:
-    return _conclude(call)
+        return conclude(call)
+    return ShareBreaker(call.plan.results.tenant, breakers.row(name, breaker), conclude)
 
 
 def not_shared(call: GuardedCall, name: str, error: StoreError) -> Step:
     """The next refresh retries."""
     log.warning("the state of breaker %s could not be shared yet: %s", name, error)
     call.plan.plans.unshared[name] = call.plan.breakers.get(name)
-    return _conclude(call)
+    return conclude(call)

@@ -41,9 +41,7 @@ class World(Protocol):
 
     def audit(self, manifest: RunManifest, row: Row) -> Any: ...
 
-    def put(self, blobs: Blobs, tenant: str, data: bytes) -> Any: ...
-
-    def get(self, blobs: Blobs, tenant: str, ref: str) -> Any: ...
+    def blocking(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
 
 class Plain:
@@ -293,7 +291,7 @@ class Put(NamedTuple):
     then: Then
 
     def ask(self, world: World) -> Any:
-        return world.put(self.blobs, self.tenant, self.data)
+        return world.blocking(self.blobs.put, self.tenant, self.data)
 
 
 class Get(NamedTuple):
@@ -303,7 +301,7 @@ class Get(NamedTuple):
     then: Then
 
     def ask(self, world: World) -> Any:
-        return world.get(self.blobs, self.tenant, self.ref)
+        return world.blocking(self.blobs.get, self.tenant, self.ref)
 
 
 class Refresh(NamedTuple):

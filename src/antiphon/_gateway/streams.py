@@ -108,8 +108,9 @@ class SyncStream(Iterator[Any]):
 
     def __init__(self, state: StreamState, opened: Opened, resume: Resume) -> None:
         self.state = state
-        self._source, self._first = opened
-        self._started = False
+        self._source = opened.source
+        self._ahead = [opened.first]
+        """Chunks that have arrived before they were requested."""
         self._resume = resume
         expect_collection()
 
@@ -122,10 +123,7 @@ class SyncStream(Iterator[Any]):
             raise state.failure() or StopIteration
         self._write(state.due())
         try:
-            if self._started:
-                data = self._source.pull()
-            else:
-                data, self._first, self._started = self._first, None, True
+            data = self._ahead.pop() if self._ahead else self._source.pull()
         except BaseException as error:
             self._end(error)
             if is_control_flow(error):
@@ -182,8 +180,9 @@ class AsyncStream(AsyncIterator[Any]):
         shielded: Callable[[Awaitable[Any]], Awaitable[None]],
     ) -> None:
         self.state = state
-        self._source, self._first = opened
-        self._started = False
+        self._source = opened.source
+        self._ahead = [opened.first]
+        """Chunks that have arrived before they were requested."""
         self._resume = resume
         self._shielded = shielded
 
@@ -196,10 +195,7 @@ class AsyncStream(AsyncIterator[Any]):
             raise state.failure() or StopAsyncIteration
         await self._write(state.due())
         try:
-            if self._started:
-                data = await self._source.pull_async()
-            else:
-                data, self._first, self._started = self._first, None, True
+            data = self._ahead.pop() if self._ahead else await self._source.pull_async()
         except BaseException as error:
             await self._end(error)
             if is_control_flow(error):

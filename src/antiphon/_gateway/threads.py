@@ -47,18 +47,6 @@ class _Work:
         self.gave_up = False
 
 
-def is_waited_for(key: str) -> bool:
-    """Whether a call with *key* waits, in another thread, for this one to end: waiting for it would never end.
-
-    A plain thread does not know who started it, so this looks at who waits: in ``Thread.join``, or for the ``Future``
-    of what a pool runs here.
-    """
-    # A collection that starts while another thread's frame is read lets that thread continue: before Python 3.12 the
-    # interpreter then crashes or hangs (https://github.com/python/cpython/issues/106883).
-    with without_gc():
-        return _is_waited_for(key)
-
-
 _gc_off = threading.RLock()
 os.register_at_fork(before=_gc_off.acquire, after_in_parent=_gc_off.release, after_in_child=_gc_off.release)
 
@@ -76,7 +64,15 @@ def without_gc() -> Iterator[None]:
                 gc.enable()
 
 
-def _is_waited_for(key: str) -> bool:
+# A collection that starts while another thread's frame is read lets that thread continue: before Python 3.12 the
+# interpreter then crashes or hangs (https://github.com/python/cpython/issues/106883).
+@without_gc()
+def is_waited_for(key: str) -> bool:
+    """Whether a call with *key* waits, in another thread, for this one to end: waiting for it would never end.
+
+    A plain thread does not know who started it, so this looks at who waits: in ``Thread.join``, or for the ``Future``
+    of what a pool runs here.
+    """
     frames = sys._current_frames()
     waited, seen = [threading.get_ident()], {threading.get_ident()}
     while waited:

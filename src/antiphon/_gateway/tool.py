@@ -26,6 +26,7 @@ Kind = Literal["sync", "async", "generator", "async_generator"]
 BIND = "Register the bound one, below the class: gateway.tool(idempotent=...)(thing.method)."
 _OPTIONAL = re.compile(r"^(?:typing\.)?Optional\[(.*)\]$")
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:
@@ -77,13 +78,15 @@ class Tool:
                 f"{self.full_name} is an unbound method: {params[0].name!r} is not a call argument.",
                 hint=BIND,
             )
-        plain = self.signature is not None and all(p.kind in _PLAIN for p in params)
-        self.name_set: frozenset[str] | None = frozenset(p.name for p in params) if plain else None
-        self.quick_bind: Callable[..., dict[str, Any]] | None = _binder(function, params) if plain else None
+        self.is_plain: bool = self.signature is not None and all(p.kind in _PLAIN for p in params)
+        """Whether each of its parameters can be given by name, and no others."""
+        self.quick_bind: Callable[..., dict[str, Any]] | None = _binder(function, params) if self.is_plain else None
         """A function with the tool's own signature that returns the parameters by name."""
-        self.required: tuple[str, ...]
-        self.accepts: frozenset[str] | None
-        self.required, self.accepts = _names(params) if self.signature is not None else ((), None)
+        self.required = tuple(p.name for p in params if p.default is p.empty and p.kind not in _COLLECTING)
+        """The parameters that a call must have."""
+        anything = self.signature is None or any(p.kind is p.VAR_KEYWORD for p in params)
+        self.accepts = None if anything else frozenset(p.name for p in params)
+        """Those it may have; ``None``: any."""
         self.undo: Any = None
         """What undoes its calls (:class:`~antiphon._gateway.undo.Undo`), if declared."""
         self.certain: tuple[type[Exception], ...] = (*_certain(spec), DidNotHappen)
@@ -133,8 +136,7 @@ class Tool:
                 return name, f"{self.full_name} needs the parameter {name!r}"
         if self.accepts is not None and not params.keys() <= self.accepts:
             name = min(params.keys() - self.accepts)
-            known = ", ".join(sorted(self.accepts)) or "none"
-            return name, f"{self.full_name} has no parameter {name!r} (it has: {known})"
+            return name, f"{self.full_name} has no parameter {name!r} ({it_has(self.accepts)})"
         return "", ""
 
     def failure(self, error: BaseException, now_ms: int) -> Failure:
@@ -180,7 +182,7 @@ class Tool:
             if self.context_param is not None and self.context_param not in params
             else None
         )
-        if self.name_set is not None or self.signature is None:
+        if self.is_plain or self.signature is None:
             return self.function(**params, **extra) if extra else self.function(**params)
         args: list[Any] = []
         rest = {**params, **(extra or {})}
@@ -210,13 +212,17 @@ def _by_position(signature: inspect.Signature, given: dict[str, Any]) -> list[in
     return found[:until]
 
 
+def it_has(accepts: frozenset[str]) -> str:
+    """The parameters of a tool, for a message about one that it does not have."""
+    return f"it has: {', '.join(sorted(accepts)) or 'none'}"
+
+
 def _key_function(spec: ToolSpec, accepts: frozenset[str] | None) -> Callable[[dict[str, Any]], Any] | None:
     """The declared key as a function of the parameters; one that names only some of them gets only those."""
     declared: Any = spec.key
     for name in (*spec.key_ignore, *((declared,) if isinstance(declared, str) else ())):
         if accepts is not None and name.partition(".")[0] not in accepts:
-            known = ", ".join(sorted(accepts)) or "none"
-            raise InvalidInput(f"{spec.name!r} has no parameter {name!r} to make a key of (it has: {known}).")
+            raise InvalidInput(f"{spec.name!r} has no parameter {name!r} to make a key of ({it_has(accepts)}).")
     if declared is None:
         return None
     if isinstance(declared, str):
@@ -233,10 +239,9 @@ def _key_function(spec: ToolSpec, accepts: frozenset[str] | None) -> Callable[[d
         return lambda params: declared(**params)
     names = tuple(signature.parameters)
     if accepts is not None and not accepts.issuperset(names):
-        missing = sorted(set(names) - accepts)
-        known = ", ".join(sorted(accepts)) or "none"
+        missing = ", ".join(sorted(set(names) - accepts))
         raise InvalidInput(
-            f"The key of {spec.name!r} takes {', '.join(missing)}, which the tool does not have (it has: {known})."
+            f"The key of {spec.name!r} takes {missing}, which the tool does not have ({it_has(accepts)})."
         )
     if inspect.Parameter.POSITIONAL_ONLY in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
         raise InvalidInput(f"The key of {spec.name!r} must take its parameters by name.")
@@ -297,15 +302,6 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(function)
     except (TypeError, ValueError):
         return None
-
-
-def _names(params: list[inspect.Parameter]) -> tuple[tuple[str, ...], frozenset[str] | None]:
-    """The parameters a call must have, and those it may have (``None``: any)."""
-    plain = [p for p in params if p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
-    required = tuple(p.name for p in plain if p.default is inspect.Parameter.empty)
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in params):
-        return required, None
-    return required, frozenset(p.name for p in params)
 
 
 def _check_reconcile(spec: ToolSpec, params: list[inspect.Parameter]) -> None:

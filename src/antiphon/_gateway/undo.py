@@ -24,7 +24,7 @@ from antiphon._gateway.owner import certainly_dead, is_made_with
 from antiphon._gateway.plan import Options, Plans
 from antiphon._gateway.settlement import answered, unknown
 from antiphon._gateway.steps import Get, Mark, Read, Step
-from antiphon._gateway.tool import Tool
+from antiphon._gateway.tool import Tool, it_has
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened, ToolSpec
@@ -95,10 +95,9 @@ def parameters(tool: Tool, function: Any) -> tuple[str, frozenset[str] | None]:
                 hint=hint,
             )
         if missing := sorted(needed - accepts):
-            known = ", ".join(sorted(accepts)) or "none"
             raise InvalidInput(
                 f"The undo of {tool.full_name} takes {', '.join(missing)}, which the tool does not have "
-                f"(it has: {known}).",
+                f"({it_has(accepts)}).",
                 hint=hint,
             )
     takes_all = any(one.kind is one.VAR_KEYWORD for one in found)

@@ -169,11 +169,8 @@ class FaultWorld(SyncWorld):
     def audit(self, *args: Any) -> Any:
         return self.fault.around("audit", lambda: super(FaultWorld, self).audit(*args))
 
-    def put(self, *args: Any) -> Any:
-        return self.fault.around("put", lambda: super(FaultWorld, self).put(*args))
-
-    def get(self, *args: Any) -> Any:
-        return self.fault.around("get", lambda: super(FaultWorld, self).get(*args))
+    def blocking(self, function: Any, *args: Any) -> Any:
+        return self.fault.around(function.__name__, lambda: super(FaultWorld, self).blocking(function, *args))
 
 
 class FaultLoopWorld(AsyncWorld):
@@ -213,11 +210,8 @@ class FaultLoopWorld(AsyncWorld):
     async def audit(self, *args: Any) -> Any:
         return await self._around("audit", super().audit(*args))
 
-    async def put(self, blobs: Any, *args: Any) -> Any:
-        return self.fault.around("put", lambda: blobs.put(*args))
-
-    async def get(self, blobs: Any, *args: Any) -> Any:
-        return self.fault.around("get", lambda: blobs.get(*args))
+    async def blocking(self, function: Any, *args: Any) -> Any:
+        return self.fault.around(function.__name__, lambda: function(*args))
 
 
 def _watch(gateway: Any, fault: Fault, loop: bool) -> None:
