@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from antiphon._gateway.outcome import Outcome
 from antiphon._gateway.tool import Tool
@@ -100,6 +100,11 @@ def _uncounted(duration_ms: float) -> None:
     """Counts nothing."""
 
 
+def _counts(listener: object) -> TypeGuard[Metrics]:
+    """Whether it keeps metrics of its own."""
+    return callable(getattr(listener, "described", None))
+
+
 def _always(event: str) -> bool:
     """A listener that does not say what it wants receives everything."""
     return True
@@ -108,17 +113,21 @@ def _always(event: str) -> bool:
 class Reporter:
     """Fans out to metrics and listeners. A listener that raises never fails the call."""
 
-    __slots__ = ("_listeners", "metrics")
+    __slots__ = ("_described", "_listeners", "metrics")
 
     def __init__(self, metrics: Metrics | None = None, listeners: Listeners = ()) -> None:
         self.metrics: Metrics | None = metrics
         self._listeners: Listeners = ()
+        self._described: dict[str, dict[str, Any]] = {}
         for listener in listeners:
             self.add(listener)
 
     def add(self, listener: Listener) -> None:
         if listener not in self._listeners:
             self._listeners = (*self._listeners, listener)
+            if _counts(listener):
+                for name, what in self._described.items():
+                    listener.described(name, **what)
 
     def who_wants(self, event: str) -> Listeners:
         """The listeners that currently want *event*."""
@@ -126,13 +135,14 @@ class Reporter:
 
     def registered(self, tool: Tool) -> None:
         """A tool can be called from now on."""
-        if self.metrics is not None:
-            ttl = {
-                "done": tool.ttl.done_ms / 1000,
-                "failed": tool.ttl.failed_ms / 1000,
-                "inflight": tool.ttl.lease_ms / 1000,
-            }
-            self.metrics.described(tool.full_name, scope=tool.spec.scope, effect=tool.spec.effect or "", ttl_s=ttl)
+        ttl = tool.ttl
+        what = self._described[tool.full_name] = {
+            "scope": tool.spec.scope,
+            "effect": tool.spec.effect or "",
+            "ttl_s": {"done": ttl.done_ms / 1000, "failed": ttl.failed_ms / 1000, "inflight": ttl.lease_ms / 1000},
+        }
+        for sink in self._sinks():
+            sink.described(tool.full_name, **what)
 
     def dedupe(self, counts: Mapping[tuple[str, str], int]) -> None:
         """Set the number of the store's records by tool and state."""
@@ -144,10 +154,9 @@ class Reporter:
         for sink in self._sinks():
             sink.sampled(metric, values)
 
-    def _sinks(self) -> list[Any]:
+    def _sinks(self) -> list[Metrics]:
         """The registry, and listeners that keep metrics of their own."""
-        found = (self.metrics, *self._listeners)
-        return [sink for sink in found if callable(getattr(sink, "sampled", None))]
+        return [one for one in (self.metrics, *self._listeners) if _counts(one)]
 
     def render(self) -> str:
         return "" if self.metrics is None else self.metrics.render()

@@ -428,7 +428,8 @@ def listeners_of(config: Config) -> tuple[Listener, ...]:
     """Logs and spans."""
     from antiphon.telemetry import listeners
 
-    return listeners(logs=config.telemetry.logs, otel=config.telemetry.otel, rules=lambda: rules_of(config))
+    wanted = config.telemetry
+    return listeners(logs=wanted.logs, otel=wanted.otel, prefix=wanted.prefix, rules=lambda: rules_of(config))
 
 
 def store_from(store: Store | str | None, config: Config) -> Store:

@@ -29,7 +29,7 @@ def metrics(
 
 
 def listeners(
-    *, logs: bool = True, otel: bool = False, rules: Callable[[], Rules] | None = None
+    *, logs: bool = True, otel: bool = False, prefix: str = "antiphon", rules: Callable[[], Rules] | None = None
 ) -> tuple[Listener, ...]:
     """The listeners for individual calls."""
     found: list[Listener] = []
@@ -41,7 +41,7 @@ def listeners(
     if otel:
         from antiphon.telemetry.otel import OtelListener
 
-        found.append(OtelListener(redactor=redactor))
+        found.append(OtelListener(redactor=redactor, prefix=prefix))
     return tuple(found)
 
 

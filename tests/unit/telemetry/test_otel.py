@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from opentelemetry import context, trace
+from opentelemetry import context, metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -222,13 +222,13 @@ def test_other_events_are_notes_on_the_span(bench: Bench) -> None:
 
 
 def test_a_bound_tool_counts_like_any_call(bench: Bench) -> None:
-    metrics = bench.listener._metrics
-    assert metrics is not None
-    ended = metrics.bound("tools/pay", "success", "session")
+    counter = bench.listener._metrics
+    assert counter is not None
+    ended = counter.bound("tools/pay", "success", "session")
     for tool, duration in (("tools/pay", 2.0), ("tools/pay", 3.0), ("tools/find", 4.0)):
-        metrics.call_ended(tool, "success", "session", duration)
+        counter.call_ended(tool, "success", "session", duration)
         ended(duration)
-    metrics.call_ended("tools/pay", "odd", "session", 1.0)
+    counter.call_ended("tools/pay", "odd", "session", 1.0)
     counted = {tuple(point.attributes.values()): point.value for point in bench.points()["antiphon_tool_calls"]}
     timed = {tuple(point.attributes.values()): point.sum for point in bench.points()["antiphon_tool_call_duration_ms"]}
     assert counted == {
@@ -267,6 +267,41 @@ def test_metrics_have_the_documented_names(bench: Bench) -> None:
     assert calls.value == 1
     unknown = {dict(point.attributes)["age"]: point.value for point in points["antiphon_tool_unknown_outcomes"]}
     assert unknown == {"new": 0, "1h": 0, "1d": 3}
+
+
+@pytest.mark.parametrize("listens", ["before", "after"])
+def test_a_registered_tool_is_described_before_its_first_call(bench: Bench, listens: str) -> None:
+    gateway = antiphon.Gateway(store="memory:")
+    if listens == "before":
+        gateway.listen(bench.listener)
+
+    @gateway.tool(idempotent=True, effect="read", scope="global", ttl={"done_ms": 60_000})
+    def rate() -> None: ...
+
+    if listens == "after":
+        gateway.listen(bench.listener)
+    points = bench.points()
+    (info,) = points["antiphon_tool_info"]
+    assert dict(info.attributes) == {"tool": "tools/rate", "effect": "read"}
+    assert {point.value for point in points["antiphon_tool_idempotency_hits"]} == {0}
+    kept = {dict(point.attributes)["state"]: point.value for point in points["antiphon_tool_dedupe_ttl_seconds"]}
+    assert kept["done"] == 60
+    rate()
+    gateway.metrics()
+    (cached,) = [one for one in bench.points()["antiphon_tool_dedupe_cache_size"] if one.value]
+    assert dict(cached.attributes) == {"tool": "tools/rate", "scope": "global"}
+
+
+def test_the_prefix_of_the_settings_applies(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    get_meter = metrics.get_meter
+    monkeypatch.setattr(metrics, "get_meter", lambda name, version, provider: get_meter(name, version, bench.meters))
+    gateway = antiphon.Gateway(store="memory:", config={"telemetry": {"otel": True, "prefix": "shop"}})
+
+    @gateway.tool(idempotent=True)
+    def find() -> None: ...
+
+    find()
+    assert {name.partition("_")[0] for name in bench.points()} == {"shop"}
 
 
 def test_unsampled_calls_get_no_attributes_but_carry_the_decision() -> None:
