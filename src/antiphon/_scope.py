@@ -110,15 +110,14 @@ def _me() -> object:
     return _thread.mark
 
 
-class _Refusing:
+class _Refusing(Struct, eq=False):
     """Answers the calls of a run that replayed code opens: no recording has them."""
 
-    def __init__(self, replay: Replay) -> None:
-        self._replay = replay
+    replay: Replay
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         what = f"{call.kind} {call.name} in a run that the replayed code opened"
-        self._replay.note(what)
+        self.replay.note(what)
         raise ReplayMiss(f"The recording has no answer for {what}.", hint="Record and replay that run itself.")
 
     async def answer(self, call: Invocation) -> Answer | None:

@@ -32,34 +32,15 @@ _LEASE_MS = 10_000
 _RECIPE: Recipe = "rfc0041"
 
 
-class LlmCache:
+class LlmCache(msgspec.Struct, eq=False):
     """Finds and stores answers through the claims of a journal; *journal* is told whether an event loop is running."""
 
-    def __init__(
-        self,
-        journal: Callable[[bool], Journal],
-        redactor: Redactor,
-        *,
-        tenant: str,
-        workspace: str,
-        ttl_ms: int,
-        owner: str,
-    ) -> None:
-        self._journal = journal
-        self._redactor = redactor
-        self._tenant = tenant
-        self._workspace = workspace
-        self._ttl_ms = ttl_ms
-        self._template = ClaimTemplate(
-            tool=f"{NAMESPACE}/{_RECIPE}",
-            session="",
-            actor="",
-            ttl_ms=ttl_ms,
-            lease_ms=_LEASE_MS,
-            owner=owner,
-            tenant=tenant,
-            workspace=workspace,
-        )
+    journal: Callable[[bool], Journal]
+    redactor: Redactor
+    tenant: str
+    workspace: str
+    ttl_ms: int
+    owner: str
 
     def _key(self, key: str, variant: str) -> str:
         return store_key(
@@ -68,22 +49,22 @@ class LlmCache:
             idempotency_key=f"{key}:{variant}",
             session=None,
             actor=None,
-            tenant=self._tenant,
-            workspace=self._workspace,
+            tenant=self.tenant,
+            workspace=self.workspace,
             scope="global",
         )
 
     async def find(self, key: str, variant: str, asynchronous: bool) -> Answer | None:
         """A cached answer; if the store cannot be read, the model is asked."""
         try:
-            found = await self._journal(asynchronous).read(self._key(key, variant))
+            found = await self.journal(asynchronous).read(self._key(key, variant))
         except StoreError as error:
             log.warning("the model cache could not be read: %s", error)
             return None
         if found is None:
             return None
         record = found.current
-        ours = (record.tenant, record.workspace) == (self._tenant, self._workspace)
+        ours = (record.tenant, record.workspace) == (self.tenant, self.workspace)
         if not ours or record.state != "done" or record.payload is UNSET or found.now_ms >= record.expires_at_ms:
             return None
         age = found.now_ms - record.updated_at_ms
@@ -92,16 +73,24 @@ class LlmCache:
     async def keep(self, key: str, variant: str, asynchronous: bool, value: Any) -> None:
         """Cache an answer that round-trips; write failures are logged, and the run continues."""
         data = dump(value)
-        if len(data) > LARGEST or orjson.loads(data) != value or self._redactor.redact_bytes(data)[1]:
+        if len(data) > LARGEST or orjson.loads(data) != value or self.redactor.redact_bytes(data)[1]:
             return
         place = self._key(key, variant)
-        request = StaticClaimRequest(
-            place, place, self._template, key, (key, variant), place[:32], token=str(uuid.uuid4())
+        template = ClaimTemplate(
+            tool=f"{NAMESPACE}/{_RECIPE}",
+            session="",
+            actor="",
+            ttl_ms=self.ttl_ms,
+            lease_ms=_LEASE_MS,
+            owner=self.owner,
+            tenant=self.tenant,
+            workspace=self.workspace,
         )
+        request = StaticClaimRequest(place, place, template, key, (key, variant), place[:32], token=str(uuid.uuid4()))
         try:
-            journal = self._journal(asynchronous)
+            journal = self.journal(asynchronous)
             claim = await journal.begin(request)
             if isinstance(claim, Claimed):
-                await journal.settle(place, claim.version, Settlement("done", self._ttl_ms, payload=data))
+                await journal.settle(place, claim.version, Settlement("done", self.ttl_ms, payload=data))
         except StoreError as error:
             log.warning("a model response could not be cached: %s", error)

@@ -267,14 +267,11 @@ class Masking(NamedTuple):
     """Of a call's original arguments."""
 
 
-class _Shared:
+class _Shared(msgspec.Struct, eq=False):
     """A journal and how many runs use it."""
 
-    __slots__ = ("journal", "users")
-
-    def __init__(self, journal: Journal, users: int = 0) -> None:
-        self.journal = journal
-        self.users = users
+    journal: Journal
+    users: int = 0
 
 
 class LoopJournals:

@@ -94,18 +94,17 @@ class Originals:
         return msgspec.structs.replace(event, payload=payload, meta=meta)
 
 
-class KeyRing:
+class KeyRing(msgspec.Struct, eq=False):
     """The keys that wrap run keys: one that wraps new ones, and all that may unwrap others."""
 
-    def __init__(
-        self, wrapping: Callable[[], Sealer | None], opening: Callable[[], Iterable[Sealer]], *, in_process: bool
-    ) -> None:
-        self.wrapping = wrapping
-        self.opening = opening
-        self.in_process = in_process
-        """The store lives in the process: keys are kept next to it, and need no wrapping."""
-        self.kept: dict[str, RunKey] = {}
-        """Keys of the runs in such a store; kept from their beginning, because events are sealed when they are read."""
+    wrapping: Callable[[], Sealer | None]
+    opening: Callable[[], Iterable[Sealer]]
+    in_process: bool
+    """The store lives in the process: keys are kept next to it, and need no wrapping."""
+    kept: dict[str, RunKey] = {}
+    """Keys of the runs in such a store; kept from their beginning, because events are sealed when they are read."""
+
+    __repr__ = object.__repr__  # a key is never shown
 
     def key_of(self, manifest: RunManifest) -> RunKey | None:
         """The key of a run, if available."""

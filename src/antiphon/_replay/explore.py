@@ -11,6 +11,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from msgspec import Struct, field
+
 from antiphon._lineage import origin_var, outside
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
 from antiphon.contract.spec import ToolSpec
@@ -49,66 +51,61 @@ class Blocked(NamedTuple):
     reason: str
 
 
-class ExploreInvoker:
+class ExploreInvoker(Struct, eq=False):
     """Answers by the boundary table. ``None`` means that the call is made live."""
 
-    def __init__(
-        self,
-        recording: Recording,
-        table: BoundaryTable,
-        *,
-        reviewed: Mapping[str, bool],
-        schemas: Mapping[str, Mapping[str, Any]],
-        embedder: Any,
-        threshold: float,
-        exact_only: bool,
-        rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None,
-        llm: Callable[[dict[str, Any]], Any] | None,
-        fork_at: int | None,
-        realtime: bool,
-    ) -> None:
-        self._recording = recording
-        self._table = table
-        self._reviewed = reviewed
-        self._schemas = schemas
-        self._exact_only = exact_only
-        self._rewrite = rewrite
-        self._llm = llm
-        self._fork_at = fork_at
-        self._realtime = realtime
-        self.script_vendor: str | None = recording.script_vendor
-        self._index: SemanticIndex[RecordedCall] = SemanticIndex(embedder, threshold)
-        self._indexed: set[str] = set()
-        self._queues: dict[tuple[str, str], list[RecordedCall]] = {}
-        self._fresh: dict[tuple[str, str], Answer] = {}
-        self._models: dict[str, list[RecordedCall]] = {}
-        self._asked: dict[str, int] = {}
-        self._standing: dict[str, RecordedCall] = {}
-        self.earlier: Any = None
-        """What this replay had drawn before it was interrupted, if it was."""
-        self.tool_hits: int = 0
-        self.model_hits: int = 0
-        self.reused: int = 0
-        self.live_models: int = 0
-        self.unanswered: dict[str, str] = {}
-        """Model requests that failed and were not answered on a later try: digest -> reason."""
-        self._answered: set[str] = set()
-        self.semantic: list[SemanticHit] = []
-        self.blocked: list[Blocked] = []
-        self.new: list[tuple[str, Any]] = []
-        self.refusals: list[RefusalFound] = []
-        self._closed = False
-        self.faults: set[str] = set()
-        """The match patterns of fault rules that were hit."""
-        for call in sorted(recording.calls.values(), key=lambda call: call.started):
+    recording: Recording
+    table: BoundaryTable
+    reviewed: Mapping[str, bool]
+    schemas: Mapping[str, Mapping[str, Any]]
+    embedder: Any
+    threshold: float
+    exact_only: bool
+    rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None
+    """The request as changed by this replay: another model, temperature or prompt."""
+    llm: Callable[[dict[str, Any]], Any] | None
+    fork_at: int | None
+    realtime: bool
+    earlier: Any = None
+    """What this replay had drawn before it was interrupted, if it was."""
+    tool_hits: int = 0
+    model_hits: int = 0
+    reused: int = 0
+    live_models: int = 0
+    unanswered: dict[str, str] = {}
+    """Model requests that failed and were not answered on a later try: digest -> reason."""
+    semantic: list[SemanticHit] = []
+    blocked: list[Blocked] = []
+    new: list[tuple[str, Any]] = []
+    refusals: list[RefusalFound] = []
+    faults: set[str] = set()
+    """The match patterns of fault rules that were hit."""
+    _indexed: set[str] = set()
+    _queues: dict[tuple[str, str], list[RecordedCall]] = {}
+    _fresh: dict[tuple[str, str], Answer] = {}
+    _models: dict[str, list[RecordedCall]] = {}
+    _asked: dict[str, int] = {}
+    _standing: dict[str, RecordedCall] = {}
+    _answered: set[str] = set()
+    _closed: bool = False
+    _index: SemanticIndex[RecordedCall] = field(default_factory=SemanticIndex)
+
+    def __post_init__(self) -> None:
+        self._index = SemanticIndex(self.embedder, self.threshold)
+        for call in sorted(self.recording.calls.values(), key=lambda call: call.started):
             self._queues.setdefault((call.name, call.digest), []).append(call)
             if call.kind == "llm":
                 self._models.setdefault(call.lane, []).append(call)
 
     @property
+    def script_vendor(self) -> str | None:
+        """That of the recording."""
+        return self.recording.script_vendor
+
+    @property
     def answers_models(self) -> bool:
         """Whether a given function answers every live model call."""
-        return self._llm is not None
+        return self.llm is not None
 
     def close(self) -> None:
         """The replay has ended: what it left running is answered from the recording or not at all."""
@@ -124,21 +121,17 @@ class ExploreInvoker:
 
     def unmet_faults(self) -> list[BoundaryRule]:
         """Fault rules that no call matched: what they were to test was not tested."""
-        return [rule for rule in self._table.rules if rule.mode == "fault" and rule.match not in self.faults]
-
-    def rewrite(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The request as changed by this replay: another model, temperature or prompt."""
-        return request if self._rewrite is None else self._rewrite(request)
+        return [rule for rule in self.table.rules if rule.mode == "fault" and rule.match not in self.faults]
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         """The recorded value if there is one, a fresh one where the code took another path."""
         place = (site.lane, what, site.nth)
-        if place in self._recording.draws:
-            return self._recording.draws[place]
+        if place in self.recording.draws:
+            return self.recording.draws[place]
         return fresh() if self.earlier is None else self.earlier.draw(what, site, fresh)
 
     def answer_tool(self, call: Invocation) -> Answer | None:
-        rule = self._table.rule(call.kind, call.name)
+        rule = self.table.rule(call.kind, call.name)
         answer = self._ruled(rule) or self._tool(call, rule)
         if answer is None:
             self._live(call)
@@ -147,7 +140,7 @@ class ExploreInvoker:
     async def answer(self, call: Invocation) -> Answer | None:
         if call.kind != "llm":
             return self.answer_tool(call)
-        rule = self._table.rule(call.kind, call.name)
+        rule = self.table.rule(call.kind, call.name)
         self._stand_beside(call)
         answer = self._ruled(rule) or self._model(call, rule)
         if answer is None:
@@ -155,7 +148,7 @@ class ExploreInvoker:
             answer = None if call.heard is None else call.heard()
             if answer is not None:
                 answer = answer._replace(source="live")  # judged like any other answer of the model
-            elif self._llm is not None:
+            elif self.llm is not None:
                 answer = await self._ask(call)
         return answer
 
@@ -170,11 +163,11 @@ class ExploreInvoker:
 
     async def _ask(self, call: Invocation) -> Answer:
         """The model function given to this replay answers instead of the code's own model."""
-        assert self._llm is not None
+        assert self.llm is not None
         if call.begin is not None:
             await call.begin()
         with outside():
-            response = self._llm(dict(call.body or {}))
+            response = self.llm(dict(call.body or {}))
             if inspect.isawaitable(response):
                 response = await response
         account = summarise(response, call.dialect)
@@ -191,10 +184,10 @@ class ExploreInvoker:
         lane = call.site.lane
         turn = self._asked.get(lane, 0)
         self._asked[lane] = turn + 1
-        if self._recording.calls_only:
+        if self.recording.calls_only:
             found = self._next(call, again=True)
         else:
-            found = self._recording.find(lane, call.name, call.digest, call.site.nth)
+            found = self.recording.find(lane, call.name, call.digest, call.site.nth)
             recorded = self._models.get(lane, ())
             if found is None and turn < len(recorded):
                 found = recorded[turn]
@@ -207,7 +200,7 @@ class ExploreInvoker:
         """Whether a live model refused where it had answered, or the other way round (L4)."""
         self._heard(call.digest, failure)
         recorded = self._standing.pop(call.site.call, None)
-        found = None if recorded is None else refusal_divergence(self._recording, recorded, outcome, reason)
+        found = None if recorded is None else refusal_divergence(self.recording, recorded, outcome, reason)
         if found is not None:
             self.refusals.append(found)
         return found
@@ -222,10 +215,10 @@ class ExploreInvoker:
             self.unanswered[digest] = str(failure.get("message", ""))
 
     def _before_fork(self, call: RecordedCall | None) -> bool:
-        return self._fork_at is not None and call is not None and call.started < self._fork_at
+        return self.fork_at is not None and call is not None and call.started < self.fork_at
 
     def _model(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
-        found = self._recording.find(call.site.lane, call.name, call.digest, call.site.nth)
+        found = self.recording.find(call.site.lane, call.name, call.digest, call.site.nth)
         if rule.mode == "live" and not self._before_fork(found):
             try:
                 self._check(call)
@@ -241,14 +234,14 @@ class ExploreInvoker:
                 hint="Allow it with: --live llm",
             )
         self.model_hits += 1
-        return self._recording.answer(found, realtime=self._realtime)
+        return self.recording.answer(found, realtime=self.realtime)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
     def _tool(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
         spec: ToolSpec | None = call.spec
         short = call.name.partition("/")[2] or call.name
-        reviewed = reviewed_as(call.name, self._reviewed)
+        reviewed = reviewed_as(call.name, self.reviewed)
         idempotent = spec is not None and spec.idempotent
         exact = self._next(call, again=idempotent)
         verdict = may_run_live(spec, reviewed, rule, recorded=exact is not None)
@@ -277,7 +270,7 @@ class ExploreInvoker:
 
     def _check(self, call: Invocation) -> None:
         """A pseudonym must never reach the outside world (D36)."""
-        if self._recording.masks.holds(call.arguments) is not None:
+        if self.recording.masks.holds(call.arguments) is not None:
             raise MaskedArgument(
                 f"The call of {call.name} was not made: its arguments hold a pseudonym of the recording.",
                 hint="Replay with the originals (ANTIPHON_REPLAY_KEY), or answer it from the recording.",
@@ -285,7 +278,7 @@ class ExploreInvoker:
 
     def _recorded(self, call: RecordedCall, source: str = "recording") -> Answer:
         self.tool_hits += 1
-        return self._recording.answer(call, source=source, realtime=self._realtime)
+        return self.recording.answer(call, source=source, realtime=self.realtime)
 
     def keep(self, name: str, digest: str, payload: Mapping[str, Any]) -> None:
         """Keep the result of a live call for later equal ones."""
@@ -299,7 +292,7 @@ class ExploreInvoker:
 
     def _may_match(self, spec: ToolSpec | None, reviewed: bool | None) -> bool:
         """Only reads are matched by similarity; a side effect matches exactly or not at all (D11)."""
-        if self._exact_only or reviewed is False:
+        if self.exact_only or reviewed is False:
             return False
         if spec is not None and (spec.effect == "write" or (spec.effect is None and not spec.idempotent)):
             return False
@@ -311,7 +304,7 @@ class ExploreInvoker:
         if not hits:
             return None
         found, match = hits[0]
-        recorded = self._recording.arguments(found)
+        recorded = self.recording.arguments(found)
         self.semantic.append(SemanticHit(short, recorded, call.arguments, match.score, found.started))
         return found
 
@@ -319,11 +312,11 @@ class ExploreInvoker:
         if name in self._indexed:
             return
         self._indexed.add(name)
-        schema = self._schemas.get(name.partition("/")[2] or name)
+        schema = self.schemas.get(name.partition("/")[2] or name)
         if spec is not None or schema is not None:
             self._index.declare(name, schema, spec.exact if spec is not None else ())
-        for recorded in self._recording.by_name.get(name, []):
-            self._index.add(name, self._recording.arguments(recorded), recorded)
+        for recorded in self.recording.by_name.get(name, []):
+            self._index.add(name, self.recording.arguments(recorded), recorded)
 
 
 def _given(name: str, answer: Answer) -> Answer:

@@ -15,6 +15,8 @@ from inspect import isawaitable
 from random import Random
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from antiphon.errors import missing_extra
 from antiphon.ports import Clock
 
@@ -38,14 +40,11 @@ class Dead(BaseException):
     """A killed worker does nothing, not even clean-up."""
 
 
-class Nap:
+class Nap(Struct, eq=False):
     """Suspends a task for some virtual seconds. *deaf*: a cancellation waits until it is over (a store step)."""
 
-    __slots__ = ("deaf", "seconds")
-
-    def __init__(self, seconds: float, *, deaf: bool = False) -> None:
-        self.seconds: float = seconds
-        self.deaf: bool = deaf
+    seconds: float
+    deaf: bool = False
 
     def __await__(self) -> Generator[Nap, None, None]:
         yield self
