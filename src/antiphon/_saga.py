@@ -27,20 +27,10 @@ log = logging.getLogger("antiphon.saga")
 State = Literal["open", "closed", "undoing", "undone", "stuck", "interrupted"]
 OPENED, UNDOING, FINISHED = "saga.opened", "saga.undoing", "saga.finished"
 NO_UNDO = "no undo is declared for it"
-_WAIT_S = 60.0
 _order = itertools.count(1)
 _counts: Counter[str] = Counter()
 """The sagas of this process that have not ended, by state."""
 _lock = threading.Lock()
-
-
-class Result(Protocol):
-    """The result of an undo."""
-
-    status: str
-    code: str
-    message: str
-    metadata: Mapping[str, Any] | None
 
 
 class Write(Protocol):
@@ -108,7 +98,7 @@ def counts() -> dict[str, int]:
 class Core:
     """One saga of one run, whoever drives it."""
 
-    def __init__(self, scope: RunScope, name: str, saga_id: str, *, wait_s: float = _WAIT_S) -> None:
+    def __init__(self, scope: RunScope, name: str, saga_id: str, *, wait_s: float) -> None:
         self.scope = scope
         self.name = name
         self.id = saga_id
@@ -307,15 +297,8 @@ def _is_fine(error: BaseException | None) -> bool:
     return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
-def _why(error: BaseException) -> str:
-    return type(error).__qualname__
-
-
-class Saga:
-    """The writes of one unit of work: ``with run.saga("trip"):`` undoes them if an exception leaves the block.
-
-    Made by ``run.saga(name)``; in asynchronous code: ``async with``.
-    """
+class _Block:
+    """A saga in code. What both faces do is written once: synchronous code completes it with ``drive``."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -338,85 +321,79 @@ class Saga:
         """The result of the undo, if there was one."""
         return self._core.report
 
-    def __enter__(self) -> Saga:
-        self._write(self._core.open())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    async def _leave(self, error: BaseException | None) -> None:
         core = self._core
         core.leave()
         if core.state != "open":
             return
         if _is_fine(error):
-            self._write(core.close())
+            await self._write(core.close())
         elif error is not None and _undoes(error):
-            error.add_note(f"antiphon: {redacted(str(self._undo(_why(error))))}")
+            error.add_note(f"antiphon: {redacted(str(await self._undo(type(error).__qualname__)))}")
         else:
             core.interrupt()
 
-    def undo(self) -> UndoReport:
-        """Undo what was done so far; the saga takes no further writes."""
-        return self._undo("asked")
-
-    def _undo(self, why: str) -> UndoReport:
+    async def _undo(self, why: str) -> UndoReport:
         core = self._core
-        self._write(core.begin_undo(why))
-        core.wait()
-        report = drive(core.undo())
-        self._write(core.end_undo(report))
+        await self._write(core.begin_undo(why))
+        await self._wait()
+        report = await core.undo()
+        await self._write(core.end_undo(report))
         return report
 
-    def _write(self, rows: list[Any]) -> None:
+    async def _wait(self) -> None:
+        self._core.wait()
+
+    async def _write(self, rows: list[Any]) -> None:
         write = self._core.scope.write
         if rows and write is not None:
             write(rows)
 
+
+class Saga(_Block):
+    """The writes of one unit of work: ``with run.saga("trip"):`` undoes them if an exception leaves the block.
+
+    Made by ``run.saga(name)``; in asynchronous code: ``async with``.
+    """
+
+    def __enter__(self) -> Saga:
+        drive(self._write(self._core.open()))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        drive(self._leave(error))
+
+    def undo(self) -> UndoReport:
+        """Undo what was done so far; the saga takes no further writes."""
+        return drive(self._undo("asked"))
+
     async def __aenter__(self) -> AsyncSaga:
         self._core.asynchronous = True
         saga = AsyncSaga(self._core)
-        await saga._write_async(self._core.open())
+        await saga._write(self._core.open())
         return saga
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        core, saga = self._core, AsyncSaga(self._core)
-        core.leave()
-        if core.state != "open":
-            return
-        if _is_fine(error):
-            await saga._write_async(core.close())
-        elif error is not None and _undoes(error):
-            error.add_note(f"antiphon: {redacted(str(await saga._undo_async(_why(error))))}")
-        else:
-            core.interrupt()
+        await AsyncSaga(self._core)._leave(error)
 
 
-class AsyncSaga:
+class AsyncSaga(_Block):
     """A :class:`Saga` in asynchronous code."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-
-    name, id, state, report = Saga.name, Saga.id, Saga.state, Saga.report
 
     async def undo(self) -> UndoReport:
         """Undo what was done so far; the saga takes no further writes."""
-        return await self._undo_async("asked")
+        return await self._undo("asked")
 
-    async def _undo_async(self, why: str) -> UndoReport:
-        core = self._core
-        await self._write_async(core.begin_undo(why))
-        if core._in_flight:
+    async def _wait(self) -> None:
+        if self._core._in_flight:
             import asyncio
 
-            await asyncio.to_thread(core.wait)
-        report = await core.undo()
-        await self._write_async(core.end_undo(report))
-        return report
+            await asyncio.to_thread(self._core.wait)
 
-    async def _write_async(self, rows: list[Any]) -> None:
-        scope = self._core.scope
-        if rows and scope.write_async is not None:
-            await scope.write_async(rows)
+    async def _write(self, rows: list[Any]) -> None:
+        write = self._core.scope.write_async
+        if rows and write is not None:
+            await write(rows)
 
 
 def states(events: Iterable[Any], *, over: bool) -> dict[str, dict[str, Any]]:

@@ -35,7 +35,9 @@ class Logged:
         self.tool_name: str = full_name(started.payload)
         self.call_name: str = started.call or ""
         self.order: int = _LAST + started.seq if finished is None else finished.seq
-        self.token: str = _token(started)
+        key, identity, token = _execution(started)
+        self.token: str = token
+        self._claim = (key, identity)
         self.by_hand: bool = False
         """Whether a person has handled it."""
         found = find_tool(self.tool_name, app.store)
@@ -50,9 +52,6 @@ class Logged:
         elif is_masked(started) or not isinstance(arguments, dict):
             self.why_not = NOT_READABLE
         self._arguments: dict[str, Any] = codec.revived(arguments) if isinstance(arguments, dict) else {}
-        where = started.meta.get("execution")
-        place = where if isinstance(where, dict) else {}
-        self._claim = (str(place.get("key", "")), str(place.get("identity", "")))
         self._journal = app.journal
         self._value: Any = NOTHING
         known = finished is not None and said.get("outcome") == "ok" and not finished.meta.get("stream")
@@ -68,12 +67,6 @@ class Logged:
         record = None if found is None else found.own or found.current
         return record is not None and (record.state == "inflight" or is_unknown(record))
 
-    @property
-    def undoes(self) -> Undo:
-        assert self.tool is not None
-        undo: Undo = self.tool.undo
-        return undo
-
     def told(self, state: str, why: str) -> None:
         if self.gateway is not None and self.tool is not None:
             self.gateway._plans.reporter.undone(self.tool, state, why)
@@ -81,9 +74,10 @@ class Logged:
     def undo(self) -> Any:
         tool, value = self.tool, self._value
         assert tool is not None
+        undo: Undo = tool.undo
         known = value is not NOTHING  # else its claim record has the result, or says how it ended
         of = Execution(*self._claim, self.token, tool, self._arguments, known, self.call_name)
-        return self.undoes.start(of, codec.as_declared(tool.decode, value) if known else NOTHING)
+        return undo.start(of, codec.as_declared(tool.decode, value) if known else NOTHING)
 
 
 def undo_run(
@@ -202,10 +196,11 @@ def _writes(
     return [w for w in found if w.token not in over], [w for w in found if w.token in over]
 
 
-def _token(started: Event) -> str:
-    """The token of the execution that a start event records."""
+def _execution(started: Event) -> tuple[str, str, str]:
+    """The claim key, the identity and the token of the execution that a start event records."""
     where = started.meta.get("execution")
-    return str((where if isinstance(where, dict) else {}).get("token", ""))
+    place = where if isinstance(where, dict) else {}
+    return str(place.get("key", "")), str(place.get("identity", "")), str(place.get("token", ""))
 
 
 def _stands(finished: Event) -> bool:
