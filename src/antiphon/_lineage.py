@@ -140,7 +140,17 @@ class Origin:
 
     def wait(self, seconds: float) -> None:
         """Wait for threads and futures that the run has started, and as long again for calls still expected."""
-        self._wait_for_work(seconds)
+        until = time.monotonic() + seconds
+        while left := [work for work in self.alive() if not _is_task(work)]:
+            rest = until - time.monotonic()
+            if rest <= 0:
+                break
+            if isinstance(left[0], threading.Thread):
+                left[0].join(rest)
+            else:
+                from concurrent.futures import wait
+
+                wait((left[0],), timeout=rest)
         self.wait_for_owed(seconds)
 
     def wait_for_owed(self, seconds: float) -> None:
@@ -148,17 +158,6 @@ class Origin:
         until = time.monotonic() + seconds
         while self.owed() and time.monotonic() < until:
             time.sleep(_POLL_S)
-
-    def _wait_for_work(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while left := [work for work in self.alive() if not _is_task(work)]:
-            rest = until - time.monotonic()
-            if rest <= 0:
-                return
-            if isinstance(left[0], threading.Thread):
-                left[0].join(rest)
-            else:
-                _wait_for(left[0], rest)
 
 
 def _goes_on(work: Any) -> bool:
@@ -168,12 +167,6 @@ def _goes_on(work: Any) -> bool:
 def _is_task(work: Any) -> bool:
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and isinstance(work, asyncio.Future)
-
-
-def _wait_for(future: Any, seconds: float) -> None:
-    from concurrent.futures import wait
-
-    wait((future,), timeout=seconds)
 
 
 origin_var: ContextVar[Origin | None] = ContextVar("antiphon_origin", default=None)
@@ -304,6 +297,34 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -
         setattr(owner, name, functools.wraps(original)(make(original)))
 
 
+def checked(check: Callable[[Any, FrameType | None], None]) -> Callable[[Any], Callable[..., Any]]:
+    """Has *check* look at the first argument of a replaced function, and at its caller, before each call."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def guarded(target: Any, /, *args: Any, **kwargs: Any) -> Any:
+            check(target, sys._getframe().f_back)
+            return original(target, *args, **kwargs)
+
+        return guarded
+
+    return make
+
+
+def _marking(place: int, mark: Callable[[], Origin | None]) -> Callable[[Any], Callable[..., Any]]:
+    """Replaces a function that accepts another one as its argument at *place*, which gets the *mark* of the caller."""
+
+    def make(original: Any) -> Callable[..., Any]:
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            origin = mark()
+            if origin is not None and len(args) > place:
+                args = (*args[:place], Carried(args[place], origin, permit()), *args[place + 1 :])
+            return original(*args, **kwargs)
+
+        return marked
+
+    return make
+
+
 def _patch_threading(module: ModuleType) -> None:
     def make(start: Any) -> Callable[..., Any]:
         def marked(self: threading.Thread) -> None:
@@ -325,15 +346,8 @@ def _patch_threading(module: ModuleType) -> None:
 
 
 def _patch_raw_threads(module: ModuleType) -> None:
-    def make(start: Any) -> Callable[..., Any]:
-        def marked(function: Any, *args: Any, **kwargs: Any) -> Any:
-            origin = _marked()
-            return start(function if origin is None else Carried(function, origin, permit()), *args, **kwargs)
-
-        return marked
-
     for name in ("start_new_thread", "start_new"):
-        replaced(module, name, make)
+        replaced(module, name, _marking(0, _marked))
 
 
 def _patch_executor(module: ModuleType) -> None:
@@ -347,15 +361,8 @@ def _patch_executor(module: ModuleType) -> None:
 
         return marked
 
-    def make_callback(add: Any) -> Callable[..., Any]:
-        def marked(self: Any, function: Any) -> None:
-            origin = _marked()
-            add(self, function if origin is None else Carried(function, origin, permit()))
-
-        return marked
-
     replaced(module.ThreadPoolExecutor, "submit", make)
-    replaced(module._base.Future, "add_done_callback", make_callback)
+    replaced(module._base.Future, "add_done_callback", _marking(1, _marked))
 
 
 def _patch_pools(module: ModuleType) -> None:
@@ -373,17 +380,13 @@ def _patch_pools(module: ModuleType) -> None:
 
 
 def _patch_process_executor(module: ModuleType) -> None:
-    def make(submit: Any) -> Callable[..., Any]:
-        def marked(self: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-            refuse("handing work to another process", sys._getframe(1))
-            return submit(self, function, *args, **kwargs)
+    def check(executor: Any, frame: FrameType | None) -> None:
+        refuse("handing work to another process", frame)
 
-        return marked
-
-    replaced(module.ProcessPoolExecutor, "submit", make)
+    replaced(module.ProcessPoolExecutor, "submit", checked(check))
 
 
-def refuse(what: str, frame: FrameType | None, network: bool = False) -> None:
+def refuse(what: str, frame: FrameType | None) -> None:
     """Replaced by the sandbox, which knows what is refused."""
 
 
@@ -468,12 +471,12 @@ _NEAR = 8
 def _finalizes(frame: FrameType | None) -> bool:
     """Whether a ``__del__`` creates the task: the collector decides when, so runs need not agree."""
     for _ in range(_NEAR):
-        if frame is None or frame.f_code.co_name == "__del__":
-            break
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "__del__":
+            return True
         frame = frame.f_back
-    else:
-        return False
-    return frame is not None
+    return False
 
 
 def _only_waits(coroutine: Any) -> bool:
@@ -525,10 +528,10 @@ def _patch_accepting(module: ModuleType) -> None:
 # -- handlers --------------------------------------------------------------------------------------------------------
 
 
-def _own(caller: FrameType) -> Origin | None:
-    """The mark for a handler that *caller* registers; the standard library and tools register their own."""
+def _own() -> Origin | None:
+    """The mark for a handler that is being registered; the standard library and tools register their own."""
     origin = origin_var.get()
-    package = _package(caller)
+    package = _package(sys._getframe(2))
     foreign = package in TOOLS or package == _US or (package in sys.stdlib_module_names and package != "__main__")
     if origin is None or origin is OUTSIDE or foreign:
         return None
@@ -539,7 +542,7 @@ def _own(caller: FrameType) -> Origin | None:
 def _patch_exits(module: ModuleType) -> None:
     def make(register: Any) -> Callable[..., Any]:
         def marked(function: Any, *args: Any, **kwargs: Any) -> Any:
-            origin = _own(sys._getframe(1))
+            origin = _own()
             register(function if origin is None else Carried(function, origin, permit()), *args, **kwargs)
             return function
 
@@ -553,7 +556,7 @@ def _patch_signals(module: ModuleType) -> None:
 
     def make(setter: Any) -> Callable[..., Any]:
         def marked(number: Any, handler: Any) -> Any:
-            origin = _own(sys._getframe(1))
+            origin = _own()
             if origin is None or not callable(handler) or any(handler is known for known in before):
                 return setter(number, handler)
             old = setter(number, Carried(handler, origin, permit()))
@@ -566,21 +569,10 @@ def _patch_signals(module: ModuleType) -> None:
     replaced(module, "signal", make)
 
 
-def _patch_finalizers(module: ModuleType) -> None:
-    def make(init: Any) -> Callable[..., Any]:
-        def marked(self: Any, target: Any, function: Any, /, *args: Any, **kwargs: Any) -> None:
-            origin = _own(sys._getframe(1))
-            init(self, target, function if origin is None else Carried(function, origin, permit()), *args, **kwargs)
-
-        return marked
-
-    replaced(module.finalize, "__init__", make)
-
-
 def _patch_forks(module: ModuleType) -> None:
     def make(register: Any) -> Callable[..., Any]:
         def marked(**handlers: Any) -> None:
-            origin = _own(sys._getframe(1))
+            origin = _own()
             if origin is not None:
                 handlers = {name: Carried(handler, origin, permit()) for name, handler in handlers.items()}
             register(**handlers)
@@ -598,7 +590,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "multiprocessing.pool": _patch_pools,
     "atexit": _patch_exits,
     "signal": _patch_signals,
-    "weakref": _patch_finalizers,
+    "weakref": lambda module: replaced(module.finalize, "__init__", _marking(2, _own)),
     "os": _patch_forks,
     "socket": _patch_accepting,
     "warnings": _patch_warnings,

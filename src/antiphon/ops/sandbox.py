@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from antiphon import _lineage
 from antiphon._gateway.threads import without_gc
-from antiphon._lineage import OUTSIDE, Origin, Replay, is_tool, origin_var, outside, permit, replaced
+from antiphon._lineage import OUTSIDE, Origin, Replay, checked, is_tool, origin_var, outside, permit, replaced
 from antiphon._scope import _active
 from antiphon.errors import ReplayBlocked
 from antiphon.ops.finalizers import Births, finalizing
@@ -103,8 +103,8 @@ def _refuse(replay: Replay, what: str) -> None:
     raise ReplayBlocked(f"Refused in the replay sandbox: {what}.", hint=HINT)
 
 
-def _check(what: str, frame: FrameType | None, network: bool = False) -> None:
-    replay = held_by(frame, network)
+def _check(what: str, frame: FrameType | None) -> None:
+    replay = held_by(frame)
     if replay is not None:
         _refuse(replay, what)
 
@@ -414,14 +414,7 @@ def _guard_connecting() -> None:
 
 
 def _guarded(what: str) -> Callable[[Any], Callable[..., Any]]:
-    def make(original: Any) -> Callable[..., Any]:
-        def guarded(target: Any, *args: Any, **kwargs: Any) -> Any:
-            _check(f"{what} {target!r}", sys._getframe().f_back)
-            return original(target, *args, **kwargs)
-
-        return guarded
-
-    return make
+    return checked(lambda target, frame: _check(f"{what} {target!r}", frame))
 
 
 def _check_sending(link: Any, frame: FrameType | None) -> None:
@@ -451,21 +444,13 @@ def _is_answer(link: Any, mine: tuple[Any, ...], peer: tuple[Any, ...]) -> bool:
 
     listens, asks = link in _lineage.accepted, False
     for number in _descriptors():
-        try:
-            found = socket.socket(fileno=number)
-        except OSError:  # a file, or closed by now
-            continue
-        try:
+        with suppress(OSError), _borrowed(number) as found:  # a file, or closed by now
             if found.family in (socket.AF_INET, socket.AF_INET6):
                 name = found.getsockname()
                 asks = asks or _address(name) == _address(peer)
                 listens = listens or (
                     name[1] == mine[1] and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
                 )
-        except OSError:
-            continue
-        finally:
-            found.detach()
     return listens and asks
 
 
@@ -492,31 +477,25 @@ def _is_closed(link: Any) -> bool:
         return True
 
 
-def _guard_sending(original: Any) -> Callable[..., Any]:
-    def guarded(link: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_sending(link, sys._getframe().f_back)
-        return original(link, *args, **kwargs)
-
-    return guarded
-
-
-def _guard_writing(original: Any) -> Callable[..., Any]:
+def _check_writing(descriptor: int, frame: FrameType | None) -> None:
     """The same by file descriptor."""
+    if held_by(frame, network=True) is not None:
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with _borrowed(descriptor) as link:
+                    _check_sending(link, frame)
+
+
+@contextmanager
+def _borrowed(descriptor: int) -> Iterator[Any]:
+    """The socket of a descriptor that somebody else closes."""
     import socket
 
-    def guarded(descriptor: int, *args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe().f_back
-        if held_by(frame, network=True) is not None:
-            with suppress(OSError):
-                if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                    link = socket.socket(fileno=descriptor)
-                    try:
-                        _check_sending(link, frame)
-                    finally:
-                        link.detach()
-        return original(descriptor, *args, **kwargs)
-
-    return guarded
+    link = socket.socket(fileno=descriptor)
+    try:
+        yield link
+    finally:
+        link.detach()
 
 
 def _guard_opening(original: Any) -> Callable[..., Any]:
@@ -540,7 +519,7 @@ def _guard_unaudited() -> None:
 
     for name in ("write", "writev", "sendfile"):
         if hasattr(os, name):
-            replaced(os, name, _guard_writing)
+            replaced(os, name, checked(_check_writing))
     if os.open in os.supports_dir_fd:
         replaced(os, "open", _guard_opening)
         os.supports_dir_fd.add(os.open)
@@ -549,7 +528,7 @@ def _guard_unaudited() -> None:
     for owner in (socket.socket, getattr(sys.modules.get("ssl"), "SSLSocket", None)):
         for name in ("send", "sendall"):
             if owner is not None:
-                replaced(owner, name, _guard_sending)
+                replaced(owner, name, checked(_check_sending))
     replaced(socket.socket, "listen", _guarded("listening on"))
     replaced(multiprocessing.util, "spawnv_passfds", _guarded("starting a process"))
     for module, name, what in (
