@@ -103,7 +103,8 @@ def refusal(error: AntiphonError) -> str:
     return "The store failed: this may have been done or not. Look at it again."
 
 
-def _dry(dry_run: bool) -> dict[str, bool]:
+def dry(dry_run: bool) -> dict[str, bool]:
+    """What the answer to an act says if it was only tried."""
     return {"dryRun": True} if dry_run else {}
 
 
@@ -179,8 +180,7 @@ class Admin:
         else:
             after = await self._place_of(before) if before else None
             found = await self._journal.list(tenant=self.tenant, state=state, limit=limit, before=after, **which)
-        now = await self._now_ms(found[:limit])
-        return [self._described(record, now) for record in found[:limit]]
+        return await self._described_all(found[:limit])
 
     async def _place_of(self, before: str, listed: Sequence[DedupeRecord] = ()) -> Cursor:
         """Where a list continues: at a cursor, or after the last *listed* record of a key."""
@@ -198,8 +198,7 @@ class Admin:
     async def unsettled(self, limit: int) -> tuple[list[dict[str, Any]], int]:
         """The newest claims that need settling, and how many there are."""
         found = await self._unsettled(tool="", session="", prefix="")
-        now = await self._now_ms(found[:limit])
-        return [self._described(record, now) for record in found[:limit]], len(found)
+        return await self._described_all(found[:limit]), len(found)
 
     async def _unsettled(self, **which: str) -> list[DedupeRecord]:
         """Unknown outcomes, and writes in flight whose worker has died."""
@@ -226,8 +225,12 @@ class Admin:
 
     async def _now_ms(self, records: Sequence[DedupeRecord]) -> int:
         """The store's time, which decides when leases expire, if one of *records* is in flight; else the local time."""
-        key = next((record.key for record in records if record.state == "inflight"), None)
-        found = None if key is None else await self._journal.read(key)
+        running = next((record for record in records if record.state == "inflight"), None)
+        return self._clock.now_ms() if running is None else await self._now(running)
+
+    async def _now(self, record: DedupeRecord) -> int:
+        """The store's time."""
+        found = await self._journal.read(record.key)
         return self._clock.now_ms() if found is None else found.now_ms
 
     def _opened(self, record: DedupeRecord, *, masks: bool = True) -> DedupeRecord:
@@ -258,8 +261,11 @@ class Admin:
 
     async def claim(self, key: str) -> dict[str, Any]:
         """One claim record, by its key, the fingerprint that logs show, or a unique prefix of either."""
-        record = await self._find(key)
-        return self._described(record, await self._now_ms([record]))
+        return (await self._described_all([await self._find(key)]))[0]
+
+    async def _described_all(self, records: Sequence[DedupeRecord]) -> list[dict[str, Any]]:
+        now = await self._now_ms(records)
+        return [self._described(record, now) for record in records]
 
     def _described(self, record: DedupeRecord, now_ms: int) -> dict[str, Any]:
         prints = self._fingerprints
@@ -457,7 +463,7 @@ class Admin:
                     unaudited[NOT_AUDITED] = done[NOT_AUDITED]
             except (InvalidInput, NotFound, StoreError) as error:
                 refused.append({"key": one.key, "message": refusal(error)})
-        return {"resolved": resolved, **({"refused": refused} if refused else {}), **unaudited, **_dry(dry_run)}
+        return {"resolved": resolved, **({"refused": refused} if refused else {}), **unaudited, **dry(dry_run)}
 
     async def evidence(
         self,

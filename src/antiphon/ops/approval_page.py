@@ -11,7 +11,7 @@ import base64
 import hashlib
 import html
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs
@@ -154,12 +154,10 @@ def _told(problem: Exception) -> tuple[int, bytes]:
         return 503, _document("Try again", _paragraph(said))
     if isinstance(problem, TimeoutError):
         return 408, _document("Try again", _paragraph("The form took too long to arrive. Nothing was changed."))
-    status = {NotFound: 404, AlreadyDecided: 409, Refused: 403, InvalidInput: 400}
-    for kind in (AlreadyDecided, NotFound, Refused, InvalidInput):
+    statuses = {AlreadyDecided: 409, NotFound: 404, Refused: 403, InvalidInput: 400}
+    for kind, status in {**statuses, AntiphonError: int(getattr(problem, "status", 422))}.items():
         if isinstance(problem, kind):
-            return status[kind], _document("Nothing was changed", _paragraph(str(problem)))
-    if isinstance(problem, AntiphonError):
-        return int(getattr(problem, "status", 422)), _document("Nothing was changed", _paragraph(str(problem)))
+            return status, _document("Nothing was changed", _paragraph(str(problem)))
     log.error("a signed link could not be answered", exc_info=problem)
     return 500, _document("Something failed", _paragraph("See the log of the host."))
 
@@ -208,12 +206,8 @@ def _paragraph(text: str) -> str:
 
 
 def _document(title: str, *parts: str) -> bytes:
-    return "".join(_whole(title, parts)).encode()
-
-
-def _whole(title: str, parts: Iterable[str]) -> Iterable[str]:
-    yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-    yield '<meta name="viewport" content="width=device-width"><meta name="robots" content="noindex">'
-    yield f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
-    yield from parts
-    yield "</body></html>"
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width"><meta name="robots" content="noindex">'
+        f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>{''.join(parts)}</body></html>"
+    ).encode()

@@ -8,7 +8,6 @@ decided by the store's clock, as everywhere: the clock of the machine that decid
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import re
 from collections.abc import Collection
@@ -22,13 +21,12 @@ from antiphon.contract._base import UNSET
 from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, STATES, WITHDRAWN, Approval, Kept, approval_of, read
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import ConfigError, InvalidInput, NotFound, Refused, StoreError
-from antiphon.ops.admin import Admin, refusal
+from antiphon.ops.admin import Admin, dry, refusal
 from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
-from antiphon.ports import Cursor, Journal
+from antiphon.ports import Journal
 
 VERDICTS: Final = {"approve": GRANTED, "deny": DENIED, "withdraw": WITHDRAWN}
-_PAGE = 5_000
 _UNSEEN: Final = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
     + "".join(map(chr, [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]))
@@ -223,7 +221,7 @@ class Approvals(Admin):
             except (InvalidInput, NotFound, Refused, StoreError) as error:
                 refused.append({"id": approval, "message": refusal(error)})
         told = {"refused": refused} if refused else {}
-        return {"decision": verdict, "approvals": decided, **told, **({"dryRun": True} if dry_run else {})}
+        return {"decision": verdict, "approvals": decided, **told, **dry(dry_run)}
 
     async def _decide(
         self, record: DedupeRecord, kept: Kept, verdict: str, reason: str, dry_run: bool
@@ -266,23 +264,10 @@ class Approvals(Admin):
                 path="$.decision",
             )
 
-    async def _now(self, record: DedupeRecord) -> int:
-        """The store's time."""
-        there = await self._journal.read(record.key)
-        return self._clock.now_ms() if there is None else there.now_ms
-
     async def _kept(self, tool: str = "") -> list[tuple[DedupeRecord, Kept]]:
         """All approvals; they are stored among the records of failed calls."""
-        found: list[tuple[DedupeRecord, Kept]] = []
-        before: Cursor | None = None
-        while page := await self._journal.list(
-            tenant=self.tenant, state="failed", tool=tool, limit=_PAGE, before=before
-        ):
-            found += [(record, kept) for record in page if (kept := approval_of(record)) is not None]
-            if len(page) < _PAGE:
-                break
-            before = Cursor.of_record(page[-1])
-        return found
+        failed = self._all(state="failed", tool=tool)
+        return [(record, kept) async for record in failed if (kept := approval_of(record)) is not None]
 
     async def _by_id(self, approval: str) -> tuple[DedupeRecord, Kept]:
         for record, kept in await self._kept() if approval else ():
@@ -323,11 +308,10 @@ class Approvals(Admin):
         """The arguments as a person may see them, with secrets masked."""
         if not asked.arguments.startswith("s2."):
             return masked(asked.arguments.encode(), self._redactor, None)
-        sealer = self._sealer()
-        with contextlib.suppress(StoreError):  # sealed with another key, or damaged
-            if sealer is not None:
-                return masked(sealer.unseal(asked.arguments, context=record.key.encode()), self._redactor, None)
-        return "(sealed: the seal key of the store is missing)"
+        data = self._unsealed(record, asked.arguments)
+        if data is None:
+            return "(sealed: the seal key of the store is missing)"
+        return masked(data, self._redactor, None)
 
 
 def _check(verdict: str) -> None:

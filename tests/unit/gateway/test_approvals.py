@@ -335,7 +335,7 @@ def test_characters_without_a_picture_are_written_as_escapes(text: str) -> None:
 
 
 def test_an_approval_is_found_behind_any_number_of_failed_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.ops.approvals._PAGE", 7)
+    monkeypatch.setattr("antiphon.ops.admin._SCAN", 7)
     store = MemoryStore()
     gateway = antiphon.Gateway(store)
     pay = gateway.tool("pay", idempotent=False, approve="always")(_pay([]))
