@@ -32,27 +32,19 @@ class Limits(NamedTuple):
 
     def tighter(self, wanted: Wanted) -> tuple[Limits, list[str]]:
         """These limits tightened by *wanted*, and the names of those that would loosen them."""
-        policy, looser = self.breaker, []
+        recorded = {**msgspec.structs.asdict(self.breaker), "max_attempts": self.max_attempts}
         changed: dict[str, Any] = {}
-        for name, given in (
-            ("consecutive", wanted.consecutive),
-            ("rate", wanted.rate),
-            ("min_calls", wanted.min_calls),
-        ):
-            if given is not None and given > getattr(policy, name):
+        looser = []
+        for name, given in wanted._asdict().items():
+            if given is None:
+                continue
+            loosens = given < recorded[name] if name == "cooldown_ms" else given > recorded[name]
+            if loosens:
                 looser.append(name)
-            elif given is not None:
+            else:
                 changed[name] = given
-        if wanted.cooldown_ms is not None and wanted.cooldown_ms < policy.cooldown_ms:
-            looser.append("cooldown_ms")
-        elif wanted.cooldown_ms is not None:
-            changed["cooldown_ms"] = wanted.cooldown_ms
-        attempts = self.max_attempts
-        if wanted.max_attempts is not None and wanted.max_attempts > attempts:
-            looser.append("max_attempts")
-        elif wanted.max_attempts is not None:
-            attempts = wanted.max_attempts
-        return Limits(msgspec.structs.replace(policy, **changed), attempts), looser
+        attempts = changed.pop("max_attempts", self.max_attempts)
+        return Limits(msgspec.structs.replace(self.breaker, **changed), attempts), looser
 
 
 class Wanted(NamedTuple):
@@ -165,11 +157,7 @@ def sent_under(calls: Iterable[Call], limits: Callable[[Call], Limits]) -> Outco
             continue
         failure = failed_with(code, retriable)
         lane.note(lane.breaker.failure(permit, now, failure.breaker_vote), at_ms)
-        more = nth + 1 < len(call.tries)
-        if not more and (call.code == REFUSED or not retriable or nth + 1 >= lane.limits.max_attempts):
-            continue
-        opened = lane.breaker.is_open(now)
-        if not more:  # the recording gave up here: because of its budget, its deadline, or its breaker
+        if nth + 1 == len(call.tries):  # the recording gave up here
             continue
         step = after_failure(
             failure,
@@ -181,7 +169,7 @@ def sent_under(calls: Iterable[Call], limits: Callable[[Call], Limits]) -> Outco
             policy=RetryPolicy(),
             idempotent=True,
             retry_safe=True,
-            breaker_open=opened,
+            breaker_open=lane.breaker.is_open(now),
             budget=lane.budget,
             now=now,
             chance=0.0,
