@@ -163,14 +163,11 @@ def _check_settings(app: Antiphon, wanted: Mapping[str, Any]) -> None:
 
 _now: dict[str, Work] = {}
 """Cells that this process is working on; the claim knows only their key."""
-_gateways: dict[int, tuple[Antiphon, Gateway]] = {}
 
 
+@functools.cache
 def _gateway(app: Antiphon) -> Gateway:
     """A separate gateway on the same store: the cell is not one of the agent's tools."""
-    known = _gateways.get(id(app))
-    if known is not None:
-        return known[1]
     gateway = Gateway(app.store, app.loaded, tenant=app.tenant, workspace=app.workspace)
 
     @gateway.tool(
@@ -184,7 +181,6 @@ def _gateway(app: Antiphon) -> Gateway:
     def cell(key: str) -> Row:
         return _replayed(app, _now[key])
 
-    _gateways[id(app)] = (app, gateway)
     return gateway
 
 

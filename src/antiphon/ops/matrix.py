@@ -6,6 +6,7 @@ interrupted at any time, and continues when it is started again.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections import deque
@@ -176,7 +177,8 @@ def matrix(
         raise NotFound("A matrix needs at least one run.", hint="List the runs with: antiphon runs")
     own = None if entry is None else named(entry)
     entries = _entries(manifests.values(), own)
-    code = {target: code_at(target) for target in sorted({*entries.values(), *_targets(lanes)})}
+    targets = (target for one in lanes for target in (one.llm, one.entry) if target)
+    code = {target: code_at(target) for target in sorted({*entries.values(), *targets})}
     compares = len(lanes) > 1
     found = Document(
         id=uuid7(),
@@ -228,11 +230,6 @@ def _check(lanes: Sequence[Variant], samples: int | str, alpha: float, margin: f
     for name, value in (("alpha", alpha), ("margin", margin)):
         if not 0.0 < value < 1.0:
             raise InvalidInput(f"{name} is between 0 and 1.", path=name)
-
-
-def _targets(lanes: Iterable[Variant]) -> Iterator[str]:
-    for one in lanes:
-        yield from (target for target in (one.llm, one.entry) if target)
 
 
 def _entries(manifests: Iterable[RunManifest], own: str | None) -> dict[str, str]:
@@ -288,7 +285,6 @@ class Plan:
         self.app = app
         self.document = document
         self._progress = progress
-        self._usages: dict[str, Spent] | None = None
         same = [digest_of(msgspec.to_builtins(msgspec.structs.replace(one, name=""))) for one in document.variants]
         self._first = {
             one.name: same[:at].count(same[at]) * document.rounds for at, one in enumerate(document.variants)
@@ -304,15 +300,14 @@ class Plan:
     @property
     def cells(self) -> int:
         """An upper bound."""
-        return len(self.document.runs) * len(self.document.variants) * self.document.rounds
+        return self.document.cells
 
+    @functools.cached_property
     def _used(self) -> dict[str, Spent]:
         """The model usage of each recorded run; read once."""
-        if self._usages is None:
-            runs = self.document.runs
-            read = self._progress(runs, len(runs), "reading recorded usage, runs")
-            self._usages = {run: self._spent(run) for run in read}
-        return self._usages
+        runs = self.document.runs
+        read = self._progress(runs, len(runs), "reading recorded usage, runs")
+        return {run: self._spent(run) for run in read}
 
     def _spent(self, run: str) -> Spent:
         """The model usage of a run, from its log."""
@@ -337,7 +332,7 @@ class Plan:
     def estimate(self) -> Estimate:
         """Calls, tokens and money, by the usage of the recorded runs."""
         document = self.document
-        used = self._used().values()
+        used = self._used.values()
         costs = [self._cost(usage, one) for usage in used for one in document.variants]
         unpriced = {one.model for one in document.variants if one.model and one.model not in self.app.config.prices}
         if any(one.model is None for one in document.variants):
@@ -554,7 +549,7 @@ class _Drive:
 
     def _expected(self, run: str, variant: Variant) -> tuple[float, int]:
         """Expected cost and model calls of a cell, from the recorded run."""
-        usage = self._plan._used()[run]
+        usage = self._plan._used[run]
         return self._plan._cost(usage, variant) or 0.0, usage.calls
 
     def _cells(self) -> Iterator[tuple[str, Variant, int]]:

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +44,8 @@ class Judge:
         """Pairs that could not be compared because one of them is a bad row."""
         self._at = dict.fromkeys(rest, (0, 0))
         self._values: dict[tuple[str, int, str], float | None] = {}
-        self._orders: dict[int, list[str]] = {}
-
-    def order(self, round_: int) -> list[str]:
+        self.order: Callable[[int], list[str]] = functools.cache(functools.partial(ordered, document))
         """The runs of a round."""
-        if round_ not in self._orders:
-            self._orders[round_] = ordered(self._document, round_)
-        return self._orders[round_]
 
     @property
     def decided(self) -> dict[str, str]:
@@ -207,12 +202,11 @@ class Matrix:
         """The result without its rows."""
         document = self.document
         done = sum(lane["cells"] for lane in self._lanes.values())
-        total = len(document.runs) * len(document.variants) * document.rounds
         return {
             "id": self.id,
             "createdAtMs": document.created_at_ms,
             "done": done,
-            "total": total,
+            "total": document.cells,
             "isComplete": self.is_complete,
             "runs": len(document.runs),
             "rounds": document.rounds,

@@ -75,6 +75,11 @@ class Document(msgspec.Struct, rename="camel", omit_defaults=True):
     settings: dict[str, Any] = {}
     """What decides a verdict, as it was at the first start of the matrix."""
 
+    @property
+    def cells(self) -> int:
+        """An upper bound."""
+        return len(self.runs) * len(self.variants) * self.rounds
+
 
 def folder_of(matrix_id: str = "") -> Path:
     """Where the plan and the table of a matrix are; without an id, where all matrices are."""
