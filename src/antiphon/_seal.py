@@ -364,7 +364,7 @@ def write_keys(file: Path, keys: Sequence[bytes], *, new: bool = False) -> bool:
                 return False
         else:
             written.replace(file)
-        _sync_folder(file.parent)
+        sync(file.parent)
     finally:
         written.unlink(missing_ok=True)
     return True
@@ -411,8 +411,9 @@ def take_owner(target: int | Path, model: Path) -> None:
         os.chown(target, found.st_uid, found.st_gid)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(place: Path) -> None:
+    """Make what was written to a file, or the names in a folder, survive a power failure."""
+    descriptor = os.open(place, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

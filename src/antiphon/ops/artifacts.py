@@ -402,18 +402,14 @@ class _Import(NamedTuple):
         run_id = self.document.manifest.id
         if is_reserved(run_id):  # whoever writes the file must not forge the logs of the host or the operators
             run_id = f"imported-{run_id[:180]}"
-        found = self._same(run_id)
-        if isinstance(found, RunManifest):
-            return found
-        if found == "taken":
-            mark = hashlib.sha256(f"{self.app.tenant}\0{self.digest}".encode()).hexdigest()[:12]
-            run_id = f"{run_id[:180]}-{mark}"
-            found = self._same(run_id)
+        mark = hashlib.sha256(f"{self.app.tenant}\0{self.digest}".encode()).hexdigest()[:12]
+        for name in (run_id, f"{run_id[:180]}-{mark}"):
+            found = self._same(name)
             if isinstance(found, RunManifest):
                 return found
-            if found == "taken":
-                run_id = uuid7()
-        return self._write(run_id)
+            if found == "free":
+                return self._write(name)
+        return self._write(uuid7())
 
     @property
     def digest(self) -> str:

@@ -12,14 +12,13 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
 import orjson
 
-from antiphon._seal import key_ids, take_owner
+from antiphon._seal import key_ids, sync, take_owner
 from antiphon._version import __version__
 from antiphon.config.wiring import home, seal_key_file
 from antiphon.errors import InvalidInput, NotFound, StoreError
@@ -129,7 +128,7 @@ def copy_database(source: Path, target: Path) -> str:
         raise StoreError(f"The database {source} cannot be copied: {error}.", hint="Run: antiphon doctor") from error
     if found != "ok":
         raise StoreError(f"The database {source} is damaged: {found}.", hint="Restore an earlier backup.")
-    _sync(target)
+    sync(target)
     return _digest(target)
 
 
@@ -201,8 +200,7 @@ def restore(
             f"Results were sealed with key {', '.join(missing)}, and that key is not here. Nothing was restored.",
             hint="Give its file: --seal-key FILE. Without it they cannot be read: --force restores the rest.",
         )
-    with _exclusively(there):
-        pass  # no write is in progress; the operator has stopped everything else
+    _refuse_in_use(there)  # the operator has stopped everything else
     sources = {target.resolve(): folder / name for target, name in zip(targets, copies, strict=True)}
     waited: list[str] = []
     for name, digest in manifest["files"].items():
@@ -245,12 +243,10 @@ def _missing_keys(manifest: Manifest, given: Path | None, configured: Path | Non
     return [one for one in manifest["sealKeyIds"] if one not in known]
 
 
-@contextlib.contextmanager
-def _exclusively(databases: list[Path]) -> Iterator[None]:
+def _refuse_in_use(databases: list[Path]) -> None:
     """Refuse while a process is in the middle of a write."""
-    with contextlib.ExitStack() as held:
-        for database in databases:
-            connection = held.enter_context(contextlib.closing(sqlite3.connect(database, timeout=2)))
+    for database in databases:
+        with contextlib.closing(sqlite3.connect(database, timeout=2)) as connection:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # leaves one file, replaceable atomically
             try:
@@ -260,7 +256,6 @@ def _exclusively(databases: list[Path]) -> Iterator[None]:
                     raise StoreError(
                         f"{database} is in use: {error}. Nothing was restored.", hint="Stop every process that uses it."
                     ) from error
-        yield
 
 
 def _replace_all(sources: dict[Path, Path], stamp: str, progress: Progress) -> list[str]:
@@ -282,7 +277,7 @@ def _replace_all(sources: dict[Path, Path], stamp: str, progress: Progress) -> l
         each(prepare, sources, progress, "copying, files")
         moved = [aside for target, copy in ready.items() for aside in _replace(target, copy, stamp, undo)]
         for parent in {target.parent for target in sources}:
-            _sync(parent)
+            sync(parent)
         undo.pop_all()
     return moved
 
@@ -367,14 +362,6 @@ def _write_private(file: Path, data: bytes) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _sync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(file: Path) -> str:

@@ -57,7 +57,7 @@ def address_of(app: Antiphon, name: str = "") -> str:
 def stored_runs(app: Antiphon, below: str = "") -> Iterator[Stored]:
     """The artifacts of this tenant; with *below* (an address or part of one), only those under it."""
     start = _name(app, below) if below else f"{part_of(app.tenant)}/"
-    for name in objects_of(app.config.artifacts).names(_folder(start)):
+    for name in objects_of(app.config.artifacts).names(start[: start.rfind("/") + 1]):
         parts = name.split("/")
         if name.startswith(start) and len(parts) == _PARTS and name.endswith(_SUFFIXES):
             run = unquote(PurePosixPath(name).stem)
@@ -110,10 +110,6 @@ def part_of(text: str) -> str:
     if len(quoted) > _LONGEST:
         quoted = f"{quoted[: _LONGEST - 20]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return "%2E" + quoted[1:] if quoted.startswith(".") else quoted
-
-
-def _folder(start: str) -> str:
-    return start[: start.rfind("/") + 1]
 
 
 def _name(app: Antiphon, address: str) -> str:

@@ -45,11 +45,7 @@ class Rekeying:
         self._names: dict[str, str] = {}
         """Text in the names of lanes and calls -> its replacement under the other key."""
 
-    def events(self, events: Iterable[Event]) -> Iterator[Event]:
-        for event in events:
-            yield self._event(event)
-
-    def _event(self, event: Event) -> Event:
+    def event(self, event: Event) -> Event:
         holds = sum_holds(event)
         masks = list(masks_in(event.meta.get(MASKS)))
         payload, meta = event.payload, event.meta
@@ -127,6 +123,6 @@ class Rekeying:
 def rekeyed(app: Antiphon, own: RunKey, wanted: RunKey, events: Iterable[Event]) -> Iterator[Event]:
     """*events* of a run with the key *own*, rewritten for the key *wanted*."""
     try:
-        yield from Rekeying(app, own, wanted).events(events)
+        yield from map(Rekeying(app, own, wanted).event, events)
     except (AntiphonError, KeyError, TypeError, ValueError, orjson.JSONDecodeError) as error:
         raise CannotRekey from error
