@@ -23,6 +23,7 @@ import shlex
 import sys
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from antiphon.ops.app import Antiphon
     from antiphon.redact import Redactor
 
-_counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
+_counts: pytest.StashKey[Counter[str]] = pytest.StashKey()
 _late: pytest.StashKey[list[str]] = pytest.StashKey()
 """What replayed tests attempted after they had ended."""
 _written: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
@@ -70,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     text = "antiphon(path=None, sandbox=True): record the test once, then replay it strictly"
     config.addinivalue_line("markers", text)
-    config.stash[_counts] = {}
+    config.stash[_counts] = Counter()
     config.stash[_late] = []
     config.stash[_written] = {}
     listen = functools.partial(_note_late, config)
@@ -123,7 +124,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Report how many tests were recorded and replayed."""
-    counts = config.stash.get(_counts, {})
+    counts = config.stash.get(_counts, Counter[str]())
     if counts:
         terminalreporter.write_line("antiphon: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
     for line in config.stash.get(_late, []):
@@ -143,7 +144,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     output = getattr(config, "workeroutput", None)
     if output is not None:
-        output["antiphon"] = config.stash.get(_counts, {})
+        counts = config.stash[_counts]
+        output["antiphon"] = dict(counts)
         output["antiphon_late"] = config.stash[_late]
     if config.stash.get(_late, []) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -152,10 +154,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Add up the counts of the pytest-xdist workers."""
-    counts = node.config.stash[_counts]
-    node.config.stash[_late] += (getattr(node, "workeroutput", None) or {}).get("antiphon_late", [])
-    for what, number in (getattr(node, "workeroutput", None) or {}).get("antiphon", {}).items():
-        counts[what] = counts.get(what, 0) + number
+    output = getattr(node, "workeroutput", None) or {}
+    node.config.stash[_late] += output.get("antiphon_late", [])
+    node.config.stash[_counts].update(output.get("antiphon", {}))
 
 
 @pytest.fixture
@@ -249,14 +250,14 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
             pytest.fail(text, pytrace=False)
         with _recorded(app, item, path) as run:
             yield run
-        counts["recorded"] = counts.get("recorded", 0) + 1
+        counts["recorded"] += 1
         return
     if not path.exists():
         pytest.fail(f"There is no recording {path}. Record it with: pytest --antiphon-record", pytrace=False)
     sandbox = bool(marker.kwargs.get("sandbox", marker.kwargs.get("fence", True)))
     with _replayed(app, item, path, sandbox) as run:
         yield run
-    counts["replayed"] = counts.get("replayed", 0) + 1
+    counts["replayed"] += 1
 
 
 @contextmanager
@@ -305,12 +306,13 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
         if item.config.option.fulltrace or item.config.option.verbose > 1:
             error.add_note(_failure(item, path, found))
             raise
-        raise _diverged(item, path, found, error, recording.view(f"{type(error).__name__}: {error}")) from None
+        said = recording.view(f"{type(error).__name__}: {error}")
+        raise _diverged(item, _failure(item, path, found, error, said)) from None
     complete(result, run)
     found = _shown(recording, result.divergences)
     _keep_verdict(app, item, path, recording, found, None)
     if found:
-        raise _diverged(item, path, found)
+        raise _diverged(item, _failure(item, path, found))
 
 
 def _shown(recording: Recording, found: Sequence[DivergenceFound]) -> list[dict[str, Any]]:
@@ -349,17 +351,10 @@ def _keep_verdict(
     keep(path, status, reasons, report, tenant=app.tenant, node=_unsalted(app).redact_text(item.nodeid))
 
 
-def _diverged(
-    item: pytest.Item,
-    path: Path,
-    found: Sequence[dict[str, Any]],
-    error: BaseException | None = None,
-    said: str = "",
-) -> BaseException:
+def _diverged(item: pytest.Item, text: str) -> BaseException:
     """The failure of a test that diverged from its recording, counted for the summary line."""
-    counts = item.config.stash[_counts]
-    counts["diverged"] = counts.get("diverged", 0) + 1
-    return pytest.fail.Exception(_failure(item, path, found, error, said), pytrace=False)
+    item.config.stash[_counts]["diverged"] += 1
+    return pytest.fail.Exception(text, pytrace=False)
 
 
 _NAMED = 3
