@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -148,15 +149,20 @@ def _items(path: str, a: Sequence[Any], b: Sequence[Any]) -> list[tuple[str, Any
     """Pairs of elements to compare; indexes are those of the longer list."""
     if len(a) == len(b):
         return [(f"{path}[{n}]", x, y) for n, (x, y) in enumerate(zip(a, b, strict=True))]
-    shorter = min(len(a), len(b))
-    start = 0
-    while start < shorter and _equal(a[start], b[start]):
-        start += 1
-    end = 0
-    while end < shorter - start and _equal(a[-1 - end], b[-1 - end]):
-        end += 1
+    start, end = _shared_ends(a, b, _equal)
     middle = zip_longest(a[start : len(a) - end], b[start : len(b) - end], fillvalue=ABSENT)
     return [(f"{path}[{n}]", x, y) for n, (x, y) in enumerate(middle, start)]
+
+
+def _shared_ends(a: Sequence[Any], b: Sequence[Any], equal: Callable[[Any, Any], bool]) -> tuple[int, int]:
+    """How many elements two lists have in common at their start, and behind that at their end."""
+    shorter = min(len(a), len(b))
+    start = end = 0
+    while start < shorter and equal(a[start], b[start]):
+        start += 1
+    while end < shorter - start and equal(a[-1 - end], b[-1 - end]):
+        end += 1
+    return start, end
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -170,12 +176,7 @@ def word_diff(left: str, right: str) -> list[Edit]:
     [Edit(op='=', text='the '), Edit(op='-', text='cat'), Edit(op='+', text='dog'), Edit(op='=', text=' sat')]
     """
     a, b = _PIECES.findall(left), _PIECES.findall(right)
-    start = 0
-    while start < min(len(a), len(b)) and a[start] == b[start]:
-        start += 1
-    end = 0
-    while end < min(len(a), len(b)) - start and a[-1 - end] == b[-1 - end]:
-        end += 1
+    start, end = _shared_ends(a, b, operator.eq)
     old, new = a[start : len(a) - end], b[start : len(b) - end]
     if len(old) * len(new) > _MAX_WORK:
         old, new = _LINES.findall("".join(old)), _LINES.findall("".join(new))

@@ -628,6 +628,12 @@ def model_of(payload: Mapping[str, Any]) -> str:
     return ""
 
 
+def answered_by(meta: Mapping[str, Any]) -> str:
+    """What answered a call in a replay, by the ``meta`` of its end; empty if it was no replay that made the call."""
+    told = meta.get("metadata")
+    return str(told.get("answeredBy") or "") if isinstance(told, Mapping) else ""
+
+
 def tokens_of(usage: Any) -> tuple[int, int]:
     """Tokens in and out; anything but a number in an imported recording counts as nothing."""
     counts = usage if isinstance(usage, Mapping) else {}

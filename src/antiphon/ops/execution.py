@@ -452,7 +452,7 @@ def execute_exploring(
     recorder.scope.encode, recorder.scope.compose = encode, compose
     recorder.scope.present, recorder.scope.shown = present, shown
     run = Run(recorder, manifest)
-    run.input, run.given = _input_of(recording, wanted)
+    run.input, run.given = (wanted.given, None) if wanted.given is not None else (recording.input(), recording.given())
     args, kwargs, _ = arguments_again(run.input, Kept.of(run.given))
     escapes: list[str] = []
     try:
@@ -465,10 +465,6 @@ def execute_exploring(
     spent = Spent(app.config.prices)
     replayed = load_recording(app, fresh if fresh is not None else run.manifest, seen=spent.add)
     return Explored(run, replayed, invoker, escapes, spent)
-
-
-def _input_of(recording: Recording, wanted: Exploration) -> tuple[Any, dict[str, Any] | None]:
-    return (recording.input(), recording.given()) if wanted.given is None else (wanted.given, None)
 
 
 def _go_on(app: Antiphon, recorder: Recorder, invoker: ExploreInvoker, manifest: RunManifest) -> None:

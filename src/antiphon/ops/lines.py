@@ -13,7 +13,7 @@ import orjson
 from antiphon import _saga
 from antiphon._replay.recording import full_name
 from antiphon.contract.events import Event, RunManifest
-from antiphon.ops.app import Antiphon, model_of, tokens_of
+from antiphon.ops.app import Antiphon, answered_by, model_of, tokens_of
 from antiphon.ops.artifacts import whole_events
 from antiphon.ops.runs import summary
 from antiphon.redact._pointers import viewed
@@ -95,9 +95,7 @@ def _finished(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> dict[str, 
 
 def why_not_sent(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
     """Why a call that ended like this was not sent, in words; empty if it was sent."""
-    told = meta.get("metadata")
-    by = told.get("answeredBy") if isinstance(told, Mapping) else None
-    if by == "blocked":
+    if answered_by(meta) == "blocked":
         return "A replay sends nothing: the recording has no such call, so it was blocked."
     if meta.get("fromCache"):
         return "An equal call had been made before; its result was used again, and nothing was sent."

@@ -129,12 +129,13 @@ def replay(
         setup = before.merged_with(strict.setup)
     head = _plan(app, recording, before, setup.with_flags(wanted.config, prompt), mode, explores, verify)
     floor = app.config.replay.min_ars if min_ars is None else min_ars
+    texts = LazyEmbedder(app.config.replay.embedder) if embedder is None else embedder
     if head["replayType"] == "A":
-        data = strict_report(app, recording, strict, head, floor, embedder)
+        data = strict_report(app, recording, strict, head, floor, texts)
         if keep:
             keep_strict(app, recording.manifest, recording.input(), data)
     else:
-        data = _explore(app, recording, function, wanted, before, head, floor, embedder, sandbox, progress)
+        data = _explore(app, recording, function, wanted, before, head, floor, texts, sandbox, progress)
     report = Report(shown(recording, data), recording)
     if verbose:
         sys.stdout.write(report.text())
@@ -233,7 +234,7 @@ def _explore(
     before: Setup,
     head: dict[str, Any],
     floor: float,
-    embedder: Any,
+    texts: Any,
     sandbox: Sandbox,
     progress: Progress,
 ) -> dict[str, Any]:
@@ -244,7 +245,6 @@ def _explore(
             code="entry_missing",
         )
     reviewed = gate(recording.manifest.entry, known_tools(app, recording))
-    texts = embedder if embedder is not None else LazyEmbedder(app.config.replay.embedder)
 
     def sample(wanted: Exploration, kind: str) -> dict[str, Any]:
         explored = execute_exploring(

@@ -15,7 +15,7 @@ from antiphon._replay.observe import DivergenceFound, Observer, escape_of
 from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
 from antiphon.contract.events import RunManifest, as_returned
-from antiphon.ops.app import Antiphon, cost_of, model_of, tokens_of
+from antiphon.ops.app import Antiphon, answered_by, cost_of, model_of, tokens_of
 from antiphon.ops.execution import Explored, StrictResult, presenter
 from antiphon.ops.runs import replay_manifest
 from antiphon.ports import Invocation
@@ -123,7 +123,6 @@ def call_of(
     meta = {} if done is None else done.meta
     effect = started.meta.get("effect")
     safe = effect == "read" if effect is not None else (reviewed or {}).get(call.name.partition("/")[2] or call.name)
-    told = meta.get("metadata")
     refused = payload.get("outcome") == "refusal"
     return scoring.Call(
         name=call.name,
@@ -137,7 +136,7 @@ def call_of(
         cost=cost_of(app.config.prices.get(model_of(started.payload)), meta.get("usage")),
         latency_ms=_milliseconds(meta),
         lane=call.lane,
-        source=str(told.get("answeredBy") or "") if isinstance(told, Mapping) else "",
+        source=answered_by(meta),
         id=str(call.started),
     )
 
@@ -329,7 +328,7 @@ def strict_report(
             sum(call.kind != "llm" for call in missed),
             outputs,
             current,
-            embedder or LazyEmbedder(app.config.replay.embedder),
+            embedder,
             recording.view,
             min_ars=floor,
             divergences=divergences,

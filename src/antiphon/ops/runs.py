@@ -27,7 +27,7 @@ from antiphon.blobs.local import ContentBlobs
 from antiphon.contract.events import MASKS, OF_THE_STORE, SEALED, Event, RunManifest, is_reserved, spilled
 from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, each, silent
-from antiphon.ops.app import Antiphon, cost_of, model_of, tokens_of
+from antiphon.ops.app import Antiphon, answered_by, cost_of, model_of, tokens_of
 from antiphon.ops.sandbox import outside
 from antiphon.ports import Clock, Cursor, Journal, Row, SyncJournal
 from antiphon.redact._pointers import PIECE, masks_in, text_at, viewed
@@ -117,13 +117,7 @@ def load_recording(
     With its key it holds the originals of masked values, unless *unseal* is false; *shown* is for people, with masks.
     *seen* receives each event as written.
     """
-
-    def brought_back(event: Event) -> Event:
-        if not spilled(event):
-            return event
-        with outside():
-            return whole(event, app.blobs, app.tenant)
-
+    brought_back = _bring_back(app)
     if shown:
         return Recording.load(manifest, _Outside(app.journal), brought_back, viewed)
     key = app.keys.key_of(manifest) if unseal else None
@@ -141,12 +135,19 @@ def load_recording(
 
 def opener(app: Antiphon, key: RunKey, pseudonyms: Pseudonyms) -> _Opener:
     """Restores the originals in the events of a run; *pseudonyms* learn them."""
+    return _Opener(Originals(key), pseudonyms, _bring_back(app))
+
+
+def _bring_back(app: Antiphon) -> Callable[[Event], Event]:
+    """Restores the spilled parts of events, also from inside a sandbox."""
 
     def brought_back(event: Event) -> Event:
+        if not spilled(event):
+            return event
         with outside():
             return whole(event, app.blobs, app.tenant)
 
-    return _Opener(Originals(key), pseudonyms, brought_back)
+    return brought_back
 
 
 class _Opener:
@@ -276,13 +277,12 @@ def event_count(app: Antiphon, manifest: RunManifest) -> int:
 def summary(manifest: RunManifest) -> dict[str, Any]:
     """A run in one line."""
     end = manifest.finished_at_ms
-    left = manifest.tags.get(EXIT_TAG, "")
+    tags = manifest.tags
     return {
         "id": manifest.id,
         "name": manifest.name,
         "status": real_status(manifest),
-        **({"exitCode": int(left)} if left.isdecimal() else {}),
-        **{name: int(manifest.tags[name]) for name in (AFTER_END_TAG, OPEN_TAG) if _is_number(manifest.tags.get(name))},
+        **{name: int(tags[name]) for name in (EXIT_TAG, AFTER_END_TAG, OPEN_TAG) if tags.get(name, "").isdecimal()},
         "startedAtMs": manifest.started_at_ms,
         "finishedAtMs": end,
         "durationMs": None if end is None else end - manifest.started_at_ms,
@@ -291,10 +291,6 @@ def summary(manifest: RunManifest) -> dict[str, Any]:
         "events": manifest.events,
         "tenant": manifest.tenant,
     }
-
-
-def _is_number(text: str | None) -> bool:
-    return text is not None and text.isdecimal()
 
 
 def one_event(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> Event:
@@ -365,15 +361,14 @@ class Node:
             self.wire["saga"] = str(started.meta["saga"])
 
     def finish(self, event: Event) -> None:
-        self.wire["outcome"] = event.payload.get("outcome")
-        self.wire["meta"] = _shown_meta(event.meta)
-        if isinstance(event.payload.get("error"), dict):
-            self.wire["error"] = event.payload["error"]
+        self._end(event, event.payload.get("outcome"), _shown_meta(event.meta))
 
     def end(self, event: Event, outcome: str) -> None:
         """For a workflow node, which has no call of its own."""
-        self.wire["outcome"] = outcome
-        self.wire["meta"] = {"durationMs": event.at_ms - self.wire["startedAtMs"]}
+        self._end(event, outcome, {"durationMs": event.at_ms - self.wire["startedAtMs"]})
+
+    def _end(self, event: Event, outcome: Any, meta: dict[str, Any]) -> None:
+        self.wire |= {"outcome": outcome, "meta": meta}
         if isinstance(event.payload.get("error"), dict):
             self.wire["error"] = event.payload["error"]
 
@@ -516,8 +511,7 @@ class _Tree:
 
     def _count(self, node: Node, event: Event) -> None:
         outcome = event.payload.get("outcome")
-        told = event.meta.get("metadata")
-        blocked = isinstance(told, Mapping) and told.get("answeredBy") == "blocked"
+        blocked = answered_by(event.meta) == "blocked"
         if event.meta.get("fromCache") and not blocked:
             self.counted["reused"] += 1
         if blocked or outcome == "denied" or event.meta.get("status") == "circuit_open":

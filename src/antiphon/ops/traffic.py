@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from antiphon._replay.recording import full_name
 from antiphon.contract.events import Event, RunManifest
-from antiphon.ops.app import cost_of, model_of, tokens_of
+from antiphon.ops.app import answered_by, cost_of, model_of, tokens_of
 from antiphon.ops.runs import is_audit
 from antiphon.ports import Attempt, Cursor, Journal
 
@@ -106,8 +106,7 @@ class Calls:
 
 def _ended(call: Call, event: Event) -> Call:
     meta, error = event.meta, event.payload.get("error")
-    told = meta.get("metadata")
-    replayed = isinstance(told, Mapping) and "answeredBy" in told
+    replayed = bool(answered_by(meta))
     reused = bool(meta.get("fromCache"))
     tries: tuple[Attempt, ...] = ()
     if isinstance(meta.get("tries"), list):
@@ -144,13 +143,13 @@ class Traffic:
         self._kept: OrderedDict[str, Calls] = OrderedDict()
         self._size = 0
 
-    async def newest(self, tenant: str, *, runs: int = RUNS, events: int = EVENTS) -> Looked:
+    async def newest(self, tenant: str) -> Looked:
         """The calls of the newest runs, as far back as the limits allow; replays send nothing and are left out."""
         calls: list[Call] = []
         seen = used = read = 0
         before: Cursor | None = None
-        while seen < runs and read < events:
-            size = min(100, runs - seen)
+        while seen < RUNS and read < EVENTS:
+            size = min(100, RUNS - seen)
             page = await self._journal.runs(tenant=tenant, limit=size, before=before)
             for manifest in page:
                 seen, before = seen + 1, Cursor.of_run(manifest)
@@ -160,7 +159,7 @@ class Traffic:
                 used += 1
                 calls += found.found.values()
                 read += found.next
-                if read >= events:
+                if read >= EVENTS:
                     break
             else:
                 if len(page) < size:
