@@ -52,10 +52,7 @@ class Result(NamedTuple):
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form."""
-        kept = (
-            *("replayType", "executed", "determinismScore", "changes", "ars"),
-            *("divergences", "blocked", "masked", "verdict"),
-        )
+        kept = "replayType executed determinismScore changes ars divergences blocked masked verdict".split()
         return {
             "path": self.path,
             "status": self.status,

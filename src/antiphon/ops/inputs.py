@@ -103,7 +103,7 @@ def _is_json(value: Any) -> bool:
     """Whether *value* survives a round trip through JSON."""
     try:
         return _is_plain(value)
-    except RecursionError:
+    except (RecursionError, UnicodeEncodeError):
         return False
 
 
@@ -118,13 +118,5 @@ def _is_plain(value: Any) -> bool:
     if kind is float:
         return bool(value - value == 0)  # neither infinite nor NaN
     if kind is str:
-        return value.isascii() or _is_text(value)
+        return value.isascii() or bool(value.encode())  # a lone surrogate has no JSON form
     return value is None or kind is bool
-
-
-def _is_text(value: str) -> bool:
-    try:
-        value.encode()
-        return True
-    except UnicodeEncodeError:
-        return False

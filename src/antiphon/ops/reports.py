@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -88,26 +89,24 @@ class LazyEmbedder:
 
     def __init__(self, wanted: str) -> None:
         self._wanted = wanted
-        self._found: Any = None
+
+    @functools.cached_property
+    def _found(self) -> Any:
+        return similarity.load(self._wanted)
 
     @property
     def name(self) -> str:
         """Its name in the report; equal texts need no embedder."""
-        return "none needed" if self._found is None else similarity.name_of(self._found)
-
-    def _load(self) -> Any:
-        if self._found is None:
-            self._found = similarity.load(self._wanted)
-        return self._found
+        return similarity.name_of(self._found) if "_found" in self.__dict__ else "none needed"
 
     def __call__(self, texts: Sequence[str]) -> Any:
-        return self._load()(texts)
+        return self._found(texts)
 
     def __getattr__(self, name: str) -> Any:
         """Further properties of the embedder, such as ``same_from``."""
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._load(), name)
+        return getattr(self._found, name)
 
 
 # -- calls as the scores see them ------------------------------------------------------------------------------------

@@ -450,8 +450,7 @@ class _Tree:
     def __init__(self, prices: Mapping[str, Any]) -> None:
         self._prices = prices
         self.roots: list[Node] = []
-        self.counted = {"calls": 0, "models": 0, "nodes": 0, "retries": 0, "reused": 0, "blocked": 0, "errors": 0}
-        self.counted["afterEnd"] = 0
+        self.counted = dict.fromkeys("calls models nodes retries reused blocked errors afterEnd".split(), 0)
         self.tokens = {"input": 0, "output": 0}
         self.cost = 0.0
         self._calls: dict[str, Node] = {}
