@@ -34,13 +34,13 @@ class Call(NamedTuple):
     claim: str
     """The beginning of its claim key; empty if it has none."""
     started_ms: int
-    ended_ms: int | None
-    tries: tuple[Attempt, ...]
-    reused: bool
-    """Answered from the record of another call."""
-    code: str
-    """Of the error it ended with."""
     effect: str | None
+    ended_ms: int | None = None
+    tries: tuple[Attempt, ...] = ()
+    reused: bool = False
+    """Answered from the record of another call."""
+    code: str = ""
+    """Of the error it ended with."""
     tokens: tuple[int, int] = (0, 0)
     usage: Any = None
 
@@ -96,10 +96,6 @@ class Calls:
             name=model_of(payload) if kind == "llm" else full_name(payload),
             claim=str(meta.get("keyFingerprint", "")),
             started_ms=event.at_ms,
-            ended_ms=None,
-            tries=(),
-            reused=False,
-            code="",
             effect=meta.get("effect"),
         )
 

@@ -39,6 +39,7 @@ _FIRST = 20
 _LOOKED = 200
 _OFFERED = 20
 _ENDED = ("completed", "failed")
+_TOLD = frozenset("id path status at_ms reasons seconds node run name entry event replay_type ars".split())
 
 
 class Tested(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -56,14 +57,14 @@ class Tested(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     """``pass``, ``fail`` or ``error``, like ``antiphon test``."""
     reasons: list[str] = []
     seconds: float = 0.0
-    node: str = ""
+    node: str | None = None
     """The pytest test that it belongs to."""
-    run: str = ""
+    run: str | None = None
     name: str = ""
-    entry: str = ""
+    entry: str | None = None
     event: int | None = None
     """The recorded event of the first divergence."""
-    replay_type: str = ""
+    replay_type: str | None = None
     ars: float | None = None
     view: dict[str, Any] | None = None
 
@@ -104,12 +105,12 @@ def keep(
             status=status,
             reasons=[*reasons],
             seconds=round(seconds, 3),
-            node=node,
-            run=str(report.get("sourceRun", "")),
+            node=node or None,
+            run=str(report.get("sourceRun", "")) or None,
             name=str(report.get("title", "")) if head is None else head.name,
-            entry=str(report.get("entry") or "") if head is None else head.entry or "",
+            entry=str((report.get("entry") if head is None else head.entry) or "") or None,
             event=_event(report),
-            replay_type=str(report.get("replayType", "")),
+            replay_type=str(report.get("replayType", "")) or None,
             ars=(report.get("ars") or {}).get("score"),
             view=None if status == "pass" or not report else _view(report),
         )
@@ -204,22 +205,9 @@ def _told(found: Tested) -> dict[str, Any] | None:
     }
     if not found.node and found.file:
         commands["accept"] = f"antiphon export RUN -o {path}"
-    return {
-        "id": found.id,
-        "path": found.path,
-        "status": status,
-        "atMs": found.at_ms,
-        "reasons": found.reasons,
-        "seconds": found.seconds,
-        "node": found.node or None,
-        "run": found.run or None,
-        "name": found.name,
-        "entry": found.entry or None,
-        "event": found.event,
-        "replayType": found.replay_type or None,
-        "ars": found.ars,
-        "commands": {name: text for name, text in commands.items() if text},
-    }
+    fields = (field for field in msgspec.structs.fields(Tested) if field.name in _TOLD)
+    kept = {field.encode_name: getattr(found, field.name) for field in fields}
+    return {**kept, "status": status, "commands": {name: text for name, text in commands.items() if text}}
 
 
 def _find(app: Antiphon, wanted: str) -> tuple[Tested, dict[str, Any]]:
