@@ -154,13 +154,8 @@ class Run:
 
     def begin(self) -> None:
         """Record that the run has begun, without making it current: :meth:`end` ends it."""
-        payload: dict[str, Any] = {"name": self.name}
-        if self._manifest.entry is not None:
-            payload["entry"] = self._manifest.entry
-        if self.input is not None:
-            payload["input"] = self.input
-        if self.calls_only:
-            payload[CALLS_ONLY] = True
+        known = {"entry": self._manifest.entry, "input": self.input, CALLS_ONLY: self.calls_only or None}
+        payload = {"name": self.name, **{name: value for name, value in known.items() if value is not None}}
         recorder = self._recorder
         self._manifest = recorder.clean_manifest(self._manifest)
         recorder.journal.open_run(self._manifest)

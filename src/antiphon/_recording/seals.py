@@ -37,13 +37,13 @@ class RunKey(NamedTuple):
         return cls(run, os.urandom(KEY_BYTES), keeps)
 
     @classmethod
-    def of(cls, manifest: RunManifest, sealers: Iterable[Sealer], *, keeps: bool = True) -> RunKey | None:
+    def of(cls, manifest: RunManifest, sealers: Iterable[Sealer]) -> RunKey | None:
         """The key in a manifest, if one of *sealers* can unwrap it."""
         seal = given(manifest.seal) or {}
         run, wrapped = seal.get("run", manifest.id), seal.get("key", "")
         for sealer in sealers:
             try:
-                return cls(run, sealer.unseal(wrapped, _WRAP + run.encode()), keeps, wrapped)
+                return cls(run, sealer.unseal(wrapped, _WRAP + run.encode()), wrapped=wrapped)
             except StoreError:
                 continue
         return None

@@ -144,7 +144,7 @@ class ContentObserver(Observer):
     def _not_reached(self) -> None:
         for call in self._calls.unasked():
             recorded = self.recording.event(call.started)
-            words = words_of(recorded.type, recorded.payload)
+            words = words_of(recorded)
             if self.recording.may_be_left_out(call):
                 continue
             if self._first is not None and call.started >= self._first:

@@ -169,9 +169,7 @@ class Observer:
         for seq in self.recording.altered:
             event = self.recording.event(seq)
             note = "the recorded event was changed after it was written"
-            self.add(
-                DivergenceFound("altered", event.lane, event.index, seq, words_of(event.type, event.payload), note=note)
-            )
+            self.add(DivergenceFound("altered", event.lane, event.index, seq, words_of(event), note=note))
         if self.recording.manifest.tags.get("altered") == "true":
             note = "the artifact was edited after it was exported"
             self.add(DivergenceFound("altered", "0", 0, None, "the recording", note=note))
@@ -253,14 +251,13 @@ class Observer:
         if place >= len(expected):
             if row.type != "call.started":  # calls were reported as a miss
                 self._silent.add(lane)
-                self.add(DivergenceFound("extra", lane, place, None, words_of(row.type, row.payload)))
+                self.add(DivergenceFound("extra", lane, place, None, words_of(row)))
             return
         recorded = self.recording.event(expected[place])
         if recorded.type != row.type:
             self._silent.add(lane)
             note = f"recorded {recorded.type}, now {row.type}"
-            found = DivergenceFound("type", lane, place, recorded.seq, words_of(row.type, row.payload), note=note)
-            self.add(found)
+            self.add(DivergenceFound("type", lane, place, recorded.seq, words_of(row), note=note))
             return
         self._compare(row, recorded, place)
 
@@ -282,13 +279,13 @@ class Observer:
             return  # found by the digest of its arguments: this excludes True for 1
         if equal(row.payload, recorded.payload):
             return
-        payload = self.agreed(recorded, self._present(row.payload), words_of(row.type, row.payload))
+        payload = self.agreed(recorded, self._present(row.payload), words_of(row))
         if equal(payload, recorded.payload):
             return
         differences = diff_values(_comparable(recorded.payload), _comparable(payload), limit=_SHOWN)
         if differences:
             kind = "draw" if row.type == "draw" else "changed"
-            words = words_of(row.type, payload)
+            words = words_of(Seen(row.type, row.site, payload, {}))
             told = [found for found in differences if found.path not in _DIGESTS] or differences
             self.add(DivergenceFound(kind, recorded.lane, place, recorded.seq, words, tuple(told)))
         elif row.type == "call.started":
@@ -307,8 +304,7 @@ class Observer:
                 old[name] = new[name] = None
         if old != new:
             fields = diff_values(old, new, limit=_SHOWN)
-            words = words_of(row.type, row.payload)
-            self.add(DivergenceFound("changed", recorded.lane, place, recorded.seq, words, tuple(fields)))
+            self.add(DivergenceFound("changed", recorded.lane, place, recorded.seq, words_of(row), tuple(fields)))
 
     def output_is_known(self, payload: Mapping[str, Any], lane: str, at: int, seq: int, what: str) -> None:
         """Report an output that may differ, because a part of it cannot be recorded."""
@@ -382,8 +378,7 @@ class Observer:
             if not left or left[0] in recording.late.get(lane, ()):
                 continue
             if self._first is not None and expected[0] > self._first:
-                recorded = recording.event(left[0])
-                self.consequences.append(words_of(recorded.type, recorded.payload))
+                self.consequences.append(words_of(recording.event(left[0])))
             else:
                 self.add(self._missing(left))
 
@@ -410,9 +405,7 @@ class Observer:
         lane, place = recorded.lane, self._at.get(recorded.lane, 0)
         number = len(self.recording.lanes[lane]) - place
         note = f"{number} recorded event{'s' if number > 1 else ''} of this lane did not happen"
-        return DivergenceFound(
-            "missing", lane, place, recorded.seq, words_of(recorded.type, recorded.payload), note=note
-        )
+        return DivergenceFound("missing", lane, place, recorded.seq, words_of(recorded), note=note)
 
 
 def miss_of(
@@ -483,10 +476,10 @@ def _wire(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {"headers": features, "deployment": served[1] if served else None}
 
 
-def words_of(kind: str, payload: dict[str, Any]) -> str:
+def words_of(event: Event | Seen | Composed) -> str:
     """An event in words."""
-    if kind.startswith("call."):
-        return f"{kind} {full_name(payload)}".rstrip()
-    if kind == "draw":
-        return f"draw {payload.get('what')}"
-    return kind
+    if event.type.startswith("call."):
+        return f"{event.type} {full_name(event.payload)}".rstrip()
+    if event.type == "draw":
+        return f"draw {event.payload.get('what')}"
+    return event.type

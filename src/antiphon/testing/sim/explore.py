@@ -61,16 +61,13 @@ class _Simulator:
         self.calls: list[tuple[Delivery, Task]] = []
         self._inside = 0
 
-    def _worker(self, name: str, threads: bool) -> Worker:
-        return Worker(name, self.shared, threads=threads)
-
     def simulate(self) -> Simulation:
         with self.shared.open():
             return self._simulate()
 
     def _simulate(self) -> Simulation:
         plan, world = self.plan, self.world
-        self.workers = [self._worker(f"w{n}", threads) for n, threads in enumerate(plan.threads)]
+        self.workers = [Worker(f"w{n}", self.shared, threads=threads) for n, threads in enumerate(plan.threads)]
         for number, delivery in enumerate(plan.deliveries):
             self._plan(f"call{number}", delivery.at, partial(self._deliver, delivery, number))
         for number, (at, worker, seconds) in enumerate(plan.pauses):
@@ -114,7 +111,7 @@ class _Simulator:
         self.invariants.seen["kills"] += 1
         killed = self.workers[worker]
         killed.kill()
-        self.workers[worker] = self._worker(f"{killed.name}'", killed.threads)
+        self.workers[worker] = Worker(f"{killed.name}'", self.shared, threads=killed.threads)
 
     async def _change(self, change: Change) -> None:
         self.workers[change.worker].change(change)
