@@ -232,15 +232,12 @@ def nearest(name: str, arguments: Any, candidates: Sequence[tuple[str, Any]]) ->
         closest = max(ratios.values())
         places = [place for place, (other, _) in enumerate(candidates) if ratios[other] == closest]
     wanted = flatten(arguments)
-    best, best_score = places[0], -1.0
-    for place in places:
-        score = likeness(wanted, flatten(candidates[place][1]))
-        if score > best_score:
-            best, best_score = place, score
+    scores = {place: likeness(wanted, flatten(candidates[place][1])) for place in places}
+    best = max(places, key=scores.__getitem__)
     other, recorded = candidates[best]
     diffs = [FieldDiff("name", other, name)] if other != name else []
     diffs += diff_values(recorded, arguments, limit=20)
-    return Nearest(best, max(best_score, 0.0), diffs)
+    return Nearest(best, scores[best], diffs)
 
 
 def flatten(value: Any) -> dict[str, Any]:

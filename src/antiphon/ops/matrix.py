@@ -621,9 +621,7 @@ class _Drive:
         if found is None:
             return None
         run, variant, sample = found
-        cost, calls = 0.0, 0
-        if self._is_limited:
-            cost, calls = self._expected(run, variant)
+        cost, calls = self._expected(run, variant) if self._is_limited else (0.0, 0)
         return self._plan.work(run, variant, sample), cost, calls
 
     def _affordable(self, cell: tuple[Work, float, int]) -> bool:

@@ -138,22 +138,20 @@ class Matrix:
     def verdicts(self) -> list[dict[str, Any]]:
         """The result of each comparison."""
         base = self.document.variants[0].name
-        found = []
-        for name, test in self._judge.tests.items():
-            result = test.result()
-            found.append(
-                {
-                    "variant": name,
-                    "comparedWith": base,
-                    "verdict": result.decision,
-                    "difference": round(result.difference, 6),
-                    "pairs": result.pairs,
-                    "leftOut": self._judge.left_out[name],
-                    "evidenceWorse": round(min(result.evidence_worse, 1.0), 4),
-                    "evidenceNotWorse": round(min(result.evidence_not_worse, 1.0), 4),
-                }
-            )
-        return found
+        results = {name: test.result() for name, test in self._judge.tests.items()}
+        return [
+            {
+                "variant": name,
+                "comparedWith": base,
+                "verdict": result.decision,
+                "difference": round(result.difference, 6),
+                "pairs": result.pairs,
+                "leftOut": self._judge.left_out[name],
+                "evidenceWorse": round(min(result.evidence_worse, 1.0), 4),
+                "evidenceNotWorse": round(min(result.evidence_not_worse, 1.0), 4),
+            }
+            for name, result in results.items()
+        ]
 
     def lanes(self) -> list[dict[str, Any]]:
         """The numbers of each variant."""

@@ -288,11 +288,9 @@ def _guard_database(connection: Any) -> None:
 def _note_unguarded(connection: Any) -> None:
     import sqlite3
 
-    try:
+    with suppress(sqlite3.ProgrammingError):  # closed
         _ = connection.in_transaction
-    except sqlite3.ProgrammingError:  # closed
-        return
-    _unguarded.append(None)
+        _unguarded.append(None)
 
 
 def _guard_databases() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -85,18 +86,14 @@ def waiting_uploads() -> list[Waiting]:
     for what in ("artifacts", "payloads"):
         folder = LocalObjects(home() / "outbox" / what)
         names = (name for name in folder.names() if what == "artifacts" or not is_note(name))
-        facts = [stat for name in names if (stat := _stat(folder.path(name))) is not None]
+        facts = []
+        for name in names:
+            with suppress(FileNotFoundError):  # it has just arrived
+                facts.append(folder.path(name).stat())
         if facts:
             oldest = min(stat.st_mtime for stat in facts)
             found.append(Waiting(what, len(facts), sum(stat.st_size for stat in facts), int(oldest * 1000)))
     return found
-
-
-def _stat(path: Path) -> os.stat_result | None:
-    try:
-        return path.stat()
-    except FileNotFoundError:  # it has just arrived
-        return None
 
 
 def outbox_of(app: Antiphon) -> Outbox:
