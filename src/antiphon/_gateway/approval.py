@@ -128,7 +128,7 @@ def audited(call: GuardedCall, found: Approval, code: str, verdict: Verdict, at_
     return manifest, Row(manifest.id, "admin.act", at_ms, orjson.dumps({"payload": said, "meta": {}, "v": 1}))
 
 
-def is_granted(call: GuardedCall, found: Approval) -> Outcome:
+def is_granted(found: Approval) -> Outcome:
     """The answer to a call that only asks, once somebody has approved it."""
     outcome = outcomes.failed("error", GRANTED, MESSAGES[GRANTED])
     outcome.note(approvalId=found.id, approvalExpiresAtMs=found.expires_at_ms)

@@ -36,10 +36,7 @@ class Approving:
         self.ttl_ms: int = int(spec.approval_ttl * 1000)
         self.wait_s: float = spec.approval_wait
         self.approver: Callable[..., Any] | None = spec.approver
-        self.policy: str
-        self.version: str
-        self._needs: Callable[[dict[str, Any]], bool]
-        self.policy, self.version, self._needs = _policy(spec, policies, accepts)
+        self.policy, self.version, self._needs = _policy(spec, policies)
         unknown = sorted(set(spec.approve_ignore) - accepts) if accepts is not None else []
         if unknown:
             raise InvalidInput(f"approve_ignore of {spec.name!r} names {unknown[0]!r}, which the tool does not have.")
@@ -104,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def _policy(
-    spec: ToolSpec, policies: Mapping[str, ApprovalPolicy], accepts: Any
+    spec: ToolSpec, policies: Mapping[str, ApprovalPolicy]
 ) -> tuple[str, str, Callable[[dict[str, Any]], bool]]:
     approve: Any = spec.approve
     if approve == "always":

@@ -320,7 +320,7 @@ def _in_event_loop() -> bool:
 def _spend(call: GuardedCall, version: int, found: Approval, now_ms: int) -> Step:
     """Replace the approval by the claim in flight: the first call to do so has spent it."""
     if call.options.only_asks:
-        return answered(call, approval.is_granted(call, found))
+        return answered(call, approval.is_granted(found))
     asked = call.extras.asked
     assert asked is not None
     asked.spending, asked.seen_ms = found, now_ms
@@ -353,7 +353,7 @@ def _person_asked(call: GuardedCall, version: int | None) -> Step:
     asked = call.extras.asked
     assert asked is not None and asked.approval is not None
     if version is None:
-        return refused_again(call) or Read(call.key, call.identity, looked)
+        return _marked(call, None)
     asked.is_new = True
     call.plan.reporter.approval(call, "approval.requested", approval.view(call, asked.approval))
     return _pending(call, version, asked.approval)
@@ -428,11 +428,11 @@ def _reuse(call: GuardedCall, decision: rules.Reuse, got: Existing) -> Step:
     if decision.shared and decision.record.state == "done":
         lasts = call.policy.reuse == "session" and decision.matched_on != "inflight" and got[1] is None
         if not lasts:  # otherwise everybody finds it
-            return Alias(call.key, call.identity, decision.record.version, _aliased)
+            return Alias(call.key, call.identity, decision.record.version, aliased)
     return _reused(call)
 
 
-def _aliased(call: GuardedCall, done: bool) -> Step:
+def aliased(call: GuardedCall, done: bool) -> Step:
     return _reused(call) if done else Read(call.key, call.identity, looked_at_alias)
 
 
@@ -632,7 +632,7 @@ def _resolved(call: GuardedCall, version: int | None) -> Step:
     if found.request.identity == call.identity:
         return answered(call, outcome)
     call.reuse = rules.Reuse(replace(found, version=version), "completed", shared=False)
-    return Alias(call.key, call.identity, version, _aliased)
+    return Alias(call.key, call.identity, version, aliased)
 
 
 def _not_kept(call: GuardedCall, got: Existing | None) -> Step:

@@ -24,7 +24,7 @@ class LateResult:
 
     def __init__(self, call: GuardedCall, before: LateResult | None = None) -> None:
         """*before*: that of the previous attempt."""
-        plan = call.plan
+        self._plan = plan = call.plan
         self.tool: Tool = plan.tool
         self.request_id = call.request_id
         self.call_id = call.call_id
@@ -39,20 +39,16 @@ class LateResult:
         """The versions of the call's claim: there is a further one if the store lost it."""
         self.fences.add(call.version)
         self._identity = call.identity
-        self._store, self._results, self._reporter = plan.plans.store, plan.results, plan.reporter
-        self._fingerprints = plan.plans.fingerprints
-        self._now_ms = plan.now_ms
         self._began_ms = plan.now_ms()
-        self._is_keyed, self._ttl_ms = plan.is_keyed, plan.ttl_ms
 
     @property
     def fingerprint(self) -> str:
-        return self._fingerprints.of(self.key)
+        return self._plan.plans.fingerprints.of(self.key)
 
     def __call__(self, value: Any, error: BaseException | None) -> None:
         self.over.wait(_PATIENCE_S)
         try:
-            journal = self._store.open_sync()
+            journal = self._plan.plans.store.open_sync()
             try:
                 settled = self._settle(journal, value, error)
             finally:
@@ -60,7 +56,7 @@ class LateResult:
         except Exception as problem:
             log.error("the late result of %s could not be recorded\n%s", self.tool.full_name, traceback_of(problem))
         else:
-            self._reporter.late(self, settled)
+            self._plan.reporter.late(self, settled)
 
     def _settle(self, journal: SyncJournal, value: Any, error: BaseException | None) -> bool:
         """Whether the record was still waiting for this result."""
@@ -71,22 +67,22 @@ class LateResult:
         if error is None:
             settlement = self._success(value)
         else:
-            failure = self.tool.failure(error, self._now_ms())
+            failure = self.tool.failure(error, self._plan.now_ms())
             if failure.may_have_applied or not is_unknown(record):
                 return False
             self.doubts.discard(self._number)
             if self.doubts:  # this attempt had no effect, but an earlier one may have
                 return False
-            cause = (failure.code, self._results.clean(failure.message), not failure.retriable, failure.retriable)
+            cause = (failure.code, self._plan.results.clean(failure.message), not failure.retriable, failure.retriable)
             attempts = (self._attempt(failure.code, failure.retriable),)
             settlement = Settlement("failed", self.tool.ttl.failed_ms, error=cause, attempts=attempts, attempt_count=1)
-            if self._is_keyed:  # nothing has happened: the key is free
+            if self._plan.is_keyed:  # nothing has happened: the key is free
                 settlement = settlement._replace(state="cancelled", dispatched=False)
         return journal.settle(self.key, record.version, settlement) is not None
 
     def _success(self, value: Any) -> Settlement:
-        results = self._results
-        base = Settlement("done", self._ttl_ms, attempts=(self._attempt(),), attempt_count=1)
+        results = self._plan.results
+        base = Settlement("done", self._plan.ttl_ms, attempts=(self._attempt(),), attempt_count=1)
         try:
             settlement, spilled = results.keep(self.key, base, codec.encode(value, self.tool.decode), self.tool.streams)
             if spilled is None:
@@ -99,4 +95,4 @@ class LateResult:
             return base
 
     def _attempt(self, code: str = "", retriable: bool = False) -> Attempt:
-        return self._began_ms, self._now_ms(), code, retriable
+        return self._began_ms, self._plan.now_ms(), code, retriable

@@ -12,6 +12,7 @@ from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.attempt import dispatch, not_renewed, raised, unquoted
 from antiphon._gateway.call import NOTHING, GuardedCall
 from antiphon._gateway.claim import (
+    aliased,
     held_back,
     looked_at_alias,
     not_decided,
@@ -201,14 +202,9 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
             return settle_broke_off(call, error)
         case Read(then=then) | Forgotten(then=then) | Reclaim(then=then) | Mark(then=then) if then in RECORDING:
             return still_not_recorded(call, error)
-        case Alias():
+        case Alias(then=then) | Read(then=then) if then in (aliased, looked_at_alias):
             return not_remembered(call, error)
-        case Read(then=then) if then is looked_at_alias:
-            return not_remembered(call, error)
-        case Reclaim():
-            abandon(call)
-            return DONE
-        case Read(then=then) if then is _reread:
+        case Reclaim(then=then) | Read(then=then) if then in (_recovered, _reread):
             abandon(call)
             return DONE
         case Renew() if extras.last is not None:

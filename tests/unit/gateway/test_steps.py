@@ -287,8 +287,8 @@ def test_who_waited_shares_the_answer_and_is_remembered() -> None:
     call = table.admitted()
     claim.claimed(call, table.existing(table.record(call, "inflight")))
     done = table.record(call, "done", payload=PAYLOAD, version=8)
-    assert claim.looked(call, table.existing(done)) == Alias(call.key, "mine", 8, claim._aliased)
-    assert claim._aliased(call, True) is DONE
+    assert claim.looked(call, table.existing(done)) == Alias(call.key, "mine", 8, claim.aliased)
+    assert claim.aliased(call, True) is DONE
     assert told(call) == ("sent", True)
     assert call.result().matched_on == "inflight"
 
@@ -298,7 +298,7 @@ def test_who_was_not_remembered_looks_who_was_faster() -> None:
     call = table.admitted()
     done = table.record(call, "done", payload=PAYLOAD)
     claim.claimed(call, table.existing(done))
-    assert claim._aliased(call, False) == Read(call.key, "mine", claim.looked_at_alias)
+    assert claim.aliased(call, False) == Read(call.key, "mine", claim.looked_at_alias)
     own = table.record(call, "done", payload=msgspec.Raw(b'"another"'), identity="mine", version=8)
     assert claim.looked_at_alias(call, table.existing(done, own)) == Read(call.key, "mine", claim.looked)
     assert claim.looked(call, table.existing(done, own)) is DONE
@@ -355,7 +355,7 @@ def test_what_a_read_back_says(answer: Any, follows: Any) -> None:
     if isinstance(answer, DidNotHappen):
         assert step.then(call, 8) == Read(call.key, "mine", claim.looked)
     else:
-        assert step.then(call, 8) == Alias(call.key, "mine", 8, claim._aliased)
+        assert step.then(call, 8) == Alias(call.key, "mine", 8, claim.aliased)
         assert call.outcome is not None
     assert step.then(call, None) == Read(call.key, "mine", claim._not_kept)  # another one settled it, or followed it
     moved_on = table.existing(table.record(call, "done", version=THEIRS + 100))
