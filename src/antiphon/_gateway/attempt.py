@@ -10,7 +10,7 @@ from antiphon._gateway.context import CallContext, running
 from antiphon._gateway.late import LateResult
 from antiphon._gateway.outcome import Outcome, failed, interruption
 from antiphon._gateway.point import Point, point
-from antiphon._gateway.settlement import after_hooks, settle_failure, settle_interrupted, settle_success, settled
+from antiphon._gateway.settlement import after_hooks, note, settle_failure, settle_interrupted, settle_success, settled
 from antiphon._gateway.source import Opened
 from antiphon._gateway.steps import BEGIN, DONE, INVOKE, Dispatch, Renew, Sleep, Step
 from antiphon._gateway.threads import Abandoned, TimedOut
@@ -319,8 +319,7 @@ def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float
     if isinstance(step, Retry):
         return failed("retriable_error", code, message, retriable=True, attempts=number), step.delay_ms
     if step.status == "outcome_unknown":
-        text = outcomes.unknown_message(plan.name, message)
-        outcome = failed("error", "outcome_unknown", text, attempts=number, reason=code)
+        outcome = outcomes.left_open(plan.name, message, code, number)
     else:
         outcome = failed(step.status, code, message, retriable=failure.retriable, attempts=number, reason=step.reason)
     outcome.unclassified, outcome.exception = failure.unclassified, error
@@ -347,9 +346,7 @@ def _stopped(call: GuardedCall, stop: Outcome) -> Step:
     if last is None:
         return settle_failure(call, stop)
     if call.extras.may_have_applied and not call.plan.idempotent:
-        message = outcomes.unknown_message(call.plan.name, last.message)
-        unknown = failed("error", "outcome_unknown", message, attempts=last.attempts, reason=last.code)
-        return settle_failure(call, unknown)
+        return settle_failure(call, outcomes.left_open(call.plan.name, last.message, last.code, last.attempts))
     if stop.status == "retry_exhausted":
         last.status, last.reason = "retry_exhausted", stop.reason
     return settle_failure(call, last)
@@ -374,8 +371,7 @@ def stream_failed(call: GuardedCall, error: BaseException, chunks: int) -> Step:
     call.off_path().may_have_applied = failure.may_have_applied
     number = call.number
     if not plan.idempotent and not failure.definite:
-        message = outcomes.unknown_message(plan.name, failure.message)
-        outcome = failed("error", "outcome_unknown", message, attempts=number, reason=failure.code)
+        outcome = outcomes.left_open(plan.name, failure.message, failure.code, number)
     else:
         status: Status = "timeout" if failure.kind == "timeout" else "error"
         if status == "error" and failure.retriable:
@@ -398,12 +394,6 @@ def stream_broken_off(call: GuardedCall, why: str, said: str, chunks: int) -> St
 
 
 # -- bookkeeping ---------------------------------------------------------------------------------------------------
-
-
-def note(call: GuardedCall, now: float, code: str, retriable: bool) -> None:
-    """Remember a failed attempt for the claim record."""
-    ended_ms = call.plan.now_ms()
-    call.attempts += ((ended_ms - int((now - call.began) * 1000), ended_ms, code, retriable),)
 
 
 def _vote(call: GuardedCall, failure: Failure | None) -> None:

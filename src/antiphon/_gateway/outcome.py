@@ -214,12 +214,13 @@ def interrupted(tool: str, interrupt: BaseException, attempts: int) -> Outcome:
     return failed("error", code, f"{tool} was interrupted: {type(interrupt).__name__}.", attempts=attempts)
 
 
-def unknown_message(tool: str, said: str) -> str:
+def left_open(tool: str, said: str, code: str, attempts: int) -> Outcome:
     """What the caller is told of a failure that leaves the outcome open; *said* is the message of the failure."""
-    return f"{tool}: {said.rstrip('.')}. {UNKNOWN_HINT}"
+    message = f"{tool}: {said.rstrip('.')}. {UNKNOWN_HINT}"
+    return failed("error", "outcome_unknown", message, attempts=attempts, reason=code)
 
 
 def said_in(message: str, tool: str) -> str | None:
-    """The message of the failure in an :func:`unknown_message`, without a full stop; ``None`` if it is none."""
+    """The message of the failure in that of :func:`left_open`, without a full stop; ``None`` if it is none."""
     before, after = f"{tool}: ", f". {UNKNOWN_HINT}"
     return message[len(before) : -len(after)] if message.startswith(before) and message.endswith(after) else None

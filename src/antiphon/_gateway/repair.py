@@ -29,12 +29,12 @@ from antiphon._gateway.settlement import (
     append_missed,
     conclude,
     interrupted,
-    is_in_flight_for,
     keep_failed,
     keep_out,
     leave,
     not_dispatched,
     not_shared,
+    own_version,
     settle_broke_off,
     settle_failure,
     settle_interrupted,
@@ -71,7 +71,7 @@ from antiphon._gateway.steps import (
 )
 from antiphon._gateway.store_breaker import is_sick
 from antiphon.errors import StoreError
-from antiphon.ports import Begun, Claimed, Existing
+from antiphon.ports import Begun, Existing
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -159,11 +159,8 @@ def _recovered(call: GuardedCall, reply: Begun) -> Step:
     """The claim may have been won before the interrupt, or now: nothing was sent, so release it."""
     interrupt = call.extras.interrupt
     assert interrupt is not None
-    if isinstance(reply, Claimed):
-        call.version = reply.version
-    elif isinstance(reply, Existing) and is_in_flight_for(call, reply.current):
-        call.version = reply.current.version
-    elif isinstance(reply, Existing):
+    call.version = own_version(call, reply)
+    if not call.version and isinstance(reply, Existing):
         keep_out(call, reply)
     if call.version and call.run is not None and call.events:
         call.run.begun()

@@ -150,9 +150,14 @@ def settle_value(call: GuardedCall) -> Step:
         return settled(call, 0)
     plan.release(call, None)
     if len(call.attempts) < call.number:
-        ended_ms = plan.now_ms()
-        call.attempts += ((ended_ms - int((now - call.began) * 1000), ended_ms, "", False),)
+        note(call, now, "", False)
     return settle_success(call, now)
+
+
+def note(call: GuardedCall, now: float, code: str, retriable: bool) -> None:
+    """Remember an attempt for the claim record, with the error code of a failed one."""
+    ended_ms = call.plan.now_ms()
+    call.attempts += ((ended_ms - int((now - call.began) * 1000), ended_ms, code, retriable),)
 
 
 def _settle_as(call: GuardedCall, settlement: Settlement) -> Step:
@@ -290,7 +295,7 @@ def stands(call: GuardedCall, reply: Existing | None) -> Step:
     if reply is None:
         return Forgotten(call, call.version, _lost)
     record = reply.current if settlement is None else reply.own or reply.current
-    if is_in_flight_for(call, record):
+    if _is_in_flight_for(call, record):
         first = record.version == call.version  # otherwise it was lost, and begun again
         return _held(call, record.version, call.events if first else ())
     if settlement is None or record.fence != call.version:
@@ -308,15 +313,19 @@ def _lost(call: GuardedCall, forgotten: bool) -> Step:
 
 def anew(call: GuardedCall, reply: Begun) -> Step:
     """A claim of its own to write the outcome to; a request still in transit finds it, and claims nothing."""
+    version = own_version(call, reply)
+    if version:
+        return _held(call, version)
+    if isinstance(reply, Existing) and not call.version:
+        keep_out(call, reply)
+    return _stood(call, None)
+
+
+def own_version(call: GuardedCall, reply: Begun) -> int:
+    """The version of the call's own claim, won now or by a request that was interrupted; 0: the claim is another's."""
     if isinstance(reply, Claimed):
-        version = reply.version
-    elif isinstance(reply, Existing) and is_in_flight_for(call, reply.current):
-        version = reply.current.version
-    else:
-        if isinstance(reply, Existing) and not call.version:
-            keep_out(call, reply)
-        return _stood(call, None)
-    return _held(call, version)
+        return reply.version
+    return reply.current.version if isinstance(reply, Existing) and _is_in_flight_for(call, reply.current) else 0
 
 
 def _held(call: GuardedCall, version: int, events: Sequence[Row] = ()) -> Step:
@@ -326,7 +335,7 @@ def _held(call: GuardedCall, version: int, events: Sequence[Row] = ()) -> Step:
     return Mark(call.key, version, call.settlement, _stood, events)
 
 
-def is_in_flight_for(call: GuardedCall, record: DedupeRecord) -> bool:
+def _is_in_flight_for(call: GuardedCall, record: DedupeRecord) -> bool:
     """Whether the record is this call's own claim."""
     return record.state == "inflight" and is_owned_by(record.owner, call.token, call.template.owner)
 
