@@ -184,7 +184,8 @@ class RunScope(Struct, kw_only=True, eq=False):
         self.place = (self.run_id, "default", None)
         self.origin.scope = self
 
-    __repr__ = object.__repr__  # its fields hold secrets
+    def __repr__(self) -> str:
+        return object.__repr__(self)  # its fields hold secrets
 
     @property
     def records(self) -> bool:

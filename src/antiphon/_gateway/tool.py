@@ -17,7 +17,7 @@ from antiphon._gateway.approving import Approving
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.point import has_point
 from antiphon._gateway.settings import Settings, ToolOverride
-from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec, Ttls
+from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, Reuse, ToolSpec, Ttls
 from antiphon.decide.classify import classify
 from antiphon.decide.failure import Failure, Phase
 from antiphon.errors import InvalidInput, class_name
@@ -82,10 +82,12 @@ class Tool:
         """Whether each of its parameters can be given by name, and no others."""
         self.quick_bind: Callable[..., dict[str, Any]] | None = _binder(function, params) if self.is_plain else None
         """A function with the tool's own signature that returns the parameters by name."""
-        self.required = tuple(p.name for p in params if p.default is p.empty and p.kind not in _COLLECTING)
+        self.required: tuple[str, ...] = tuple(
+            p.name for p in params if p.default is p.empty and p.kind not in _COLLECTING
+        )
         """The parameters that a call must have."""
         anything = self.signature is None or any(p.kind is p.VAR_KEYWORD for p in params)
-        self.accepts = None if anything else frozenset(p.name for p in params)
+        self.accepts: frozenset[str] | None = None if anything else frozenset(p.name for p in params)
         """Those it may have; ``None``: any."""
         self.undo: Any = None
         """What undoes its calls (:class:`~antiphon._gateway.undo.Undo`), if declared."""
@@ -122,7 +124,7 @@ class Tool:
         """Which calls a person must approve; ``None``: none."""
         safe = outage == "open" if outage else (spec.idempotent and spec.effect == "read")
         self.safe_outage: bool = safe and self.approving is None
-        self.reuse_default = spec.reuse if spec.reuse is not None else override.reuse
+        self.reuse_default: Reuse | float | None = spec.reuse if spec.reuse is not None else override.reuse
 
     def _all_defaults(self) -> dict[str, Any]:
         """The values of parameters that a call does not give."""

@@ -104,7 +104,8 @@ class KeyRing(msgspec.Struct, eq=False):
     kept: dict[str, RunKey] = {}
     """Keys of the runs in such a store; kept from their beginning, because events are sealed when they are read."""
 
-    __repr__ = object.__repr__  # a key is never shown
+    def __repr__(self) -> str:
+        return object.__repr__(self)  # a key is never shown
 
     def key_of(self, manifest: RunManifest) -> RunKey | None:
         """The key of a run, if available."""
