@@ -102,9 +102,7 @@ def _refused(call: GuardedCall, refusal: Refusal) -> Step:
 def _hooks_again(call: GuardedCall) -> Step | None:
     """The before-hooks of a further attempt; one of them may stop it."""
     extras, hooks = call.extras, call.plan.hooks
-    assert extras.hooked is not None
-    if hooks is None:
-        return None
+    assert extras.hooked is not None and hooks is not None
     extras.hooked = extras.hooked._replace(attempt=call.number + 1)
     try:
         hooks.before(extras.hooked)

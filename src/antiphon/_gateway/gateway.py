@@ -5,6 +5,7 @@ Every entry point creates a :class:`~antiphon._gateway.call.GuardedCall` and pas
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
@@ -600,16 +601,9 @@ class AsyncGateway(BaseGateway):
             else:
                 outcome = await run_async(call, self._world())
                 stream = self._unwrap(call, call.result() if outcome is None else outcome)
-            if not hasattr(stream, "__aiter__"):
-                yield stream
-                return
-            try:
+            async with contextlib.aclosing(stream):
                 async for data in stream:
                     yield data
-            finally:
-                close = getattr(stream, "aclose", None)
-                if close is not None:
-                    await close()
 
         return guarded_stream
 
