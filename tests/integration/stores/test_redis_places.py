@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -19,6 +20,7 @@ from antiphon._gateway.store_breaker import is_sick
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow, Pinned
 from antiphon.stores import RedisStore
+from antiphon.stores.redis import wait as wait_module
 from antiphon.stores.redis.claims import RedisClaims
 from antiphon.stores.redis.client import ASK_EVERY_S
 from antiphon.stores.redis.schema import Names
@@ -35,6 +37,7 @@ from tests.integration.stores.redis_kit import (
     request_for,
     sleep,
     until_sync,
+    waited_for,
 )
 from tests.servers import HOST, Valkey, free_port
 from tests.tlsfront import TlsFront
@@ -280,6 +283,42 @@ def slot_of(names: Names, key: str) -> int:
 @both_faces
 def test_cluster(face: Face, cluster: Cluster, unique: str) -> None:
     in_face(face, RedisStore(cluster.url, prefix=unique), everything)
+
+
+@both_faces
+def test_a_message_that_the_nodes_of_a_cluster_lose_is_made_up_for(
+    face: Face, cluster: Cluster, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node passes a message on to the others once; if the link between them breaks then, nobody sends it again."""
+    receive = wait_module.Subscriber._received
+
+    def lose(self: wait_module.Subscriber, message: dict[str, Any] | None) -> None:
+        if message is None or message["type"] != "message":
+            receive(self, message)
+
+    monkeypatch.setattr(wait_module.Subscriber, "_received", lose)
+    monkeypatch.setattr(wait_module, "LOOK_AGAIN_S", 0.2)
+    names = Names(unique)
+    outside = RedisStore(cluster.url, prefix=unique).open_sync()
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(request_for("k")))
+
+        def act() -> None:
+            with cluster.client(cluster.owner(slot_of(names, "k"))) as client:
+                until_sync(lambda: waited_for(client, names.shard("k").record + "k"))
+            assert outside.settle("k", held.version, done()) is not None
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        started = time.monotonic()
+        await journal.wait("k", held.version, 60)
+        assert time.monotonic() - started < 30
+        thread.join()
+        assert existing(await journal.read("k")).current.state == "done"
+
+    in_face(face, RedisStore(cluster.url, prefix=unique), work)
+    outside.close()
 
 
 @both_faces

@@ -60,7 +60,9 @@ class AsyncRedisJournal(RedisJournal):
         super().__init__(client, names, options)
         self._tasks: set[asyncio.Task[None]] = set()
         self._reads = TaskReads(self._read_many)
-        self._subscriber = Subscriber(client.pubsub, self._flag, lambda key: names.shard(key).channel)
+        self._subscriber = Subscriber(
+            client.pubsub, self._flag, lambda key: names.shard(key).channel, is_lossy=lambda: client.slots
+        )
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
         return await self._reads.read(key, identity)

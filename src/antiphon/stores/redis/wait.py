@@ -2,7 +2,8 @@
 
 A waiter subscribes to the channel of the claim's shard, then flags the record, and only then waits: a change before the
 flag is seen by setting the flag, a change after it is published. After the subscriber has reconnected, every flag is
-set again, which also reveals what was missed. Nothing polls.
+set again, which also reveals what was missed. Nothing polls, except on a Cluster: its nodes pass messages on to each
+other without confirming them, so waiters there set their flag again every few seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ log: logging.Logger = logging.getLogger("antiphon.stores.redis")
 
 LINGER_S = 10.0
 """How long a channel stays subscribed after its last waiter: the next one often comes soon."""
+LOOK_AGAIN_S = 5.0
+"""How often waiters on a Cluster look whether they missed a message."""
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
@@ -53,11 +56,13 @@ class Subscriber:
         pubsub: Callable[[], Awaitable[Any]],
         flag: Callable[[str, int], Awaitable[bool]],
         channel_of: Callable[[str], str],
+        is_lossy: Callable[[], bool],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._pubsub = pubsub
         self._flag = flag
         self._channel_of = channel_of
+        self._is_lossy = is_lossy
         self._channels: dict[str, _Channel] = {}
         self._changed = asyncio.Event()
         self._waiters = Waiters()
@@ -164,7 +169,12 @@ class Subscriber:
                     await pubsub.unsubscribe(*gone)
                 subscribed = wanted
                 end_if_cancelled()
-                await self._changed.wait()
+                try:
+                    async with asyncio.timeout(LOOK_AGAIN_S if self._is_lossy() else None):
+                        await self._changed.wait()
+                except TimeoutError:
+                    for channel in wanted.values():
+                        self._catch_up(channel)
 
     def _received(self, message: dict[str, Any] | None) -> None:
         channel = self._channels.get(message["channel"].decode()) if message else None
@@ -179,12 +189,15 @@ class Subscriber:
                     log.exception("a listener failed")
         elif message["type"] == "subscribe":
             channel.ready.set()
-            for _, reload in channel.listeners.values():
-                self._spawn(reload())
-            self._spawn(self._flag_again(channel))
+            self._catch_up(channel)
+
+    def _catch_up(self, channel: _Channel) -> None:
+        """After a gap: those who use *channel* may have missed a message."""
+        for _, reload in channel.listeners.values():
+            self._spawn(reload())
+        self._spawn(self._flag_again(channel))
 
     async def _flag_again(self, channel: _Channel) -> None:
-        """After a gap: the waiters on *channel* may have missed a message."""
         watched = [(key, version) for key, watches in self._waiters.by_key.items() for version in watches]
         for key, version in [which for which in watched if self._channel_of(which[0]) == channel.name]:
             try:
