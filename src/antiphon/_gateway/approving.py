@@ -36,6 +36,8 @@ class Approving:
         self.ttl_ms: int = int(spec.approval_ttl * 1000)
         self.wait_s: float = spec.approval_wait
         self.approver: Callable[..., Any] | None = spec.approver
+        self.policy: str
+        self.version: str
         self.policy, self.version, self._needs = _policy(spec, policies)
         unknown = sorted(set(spec.approve_ignore) - accepts) if accepts is not None else []
         if unknown:
