@@ -105,6 +105,7 @@ def test_page_works_when_typed(page: Path, tmp_path: Path) -> None:
         typist.do(block, name(page))
 
 
+@pytest.mark.timeout(900)
 def test_readme_leads_from_a_clone_to_a_golden_test(tmp_path: Path) -> None:
     """At most 6 commands to a guarded function, 4 more to a golden test. pip gets what is in this environment."""
     lines = README.read_text(encoding="utf-8").splitlines()

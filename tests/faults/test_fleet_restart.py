@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
-from tests.faults.fleet_kit import Effects, Worker, envelope, fleet, open_gateway, serve, summary
+from tests.faults.fleet_kit import Effects, Worker, envelope, fleet, open_gateway, serve, summary, until
 from tests.servers import Postgres, Server, Valkey
 
 ORDERS, WORKERS = 60, 3
@@ -63,6 +65,7 @@ def test_a_restart_in_the_middle_doubles_nothing(server: Server, effects: Effect
         time.sleep(0.5)
         server.start()
         first = [worker.hear(180) for worker in workers]
+        _until_the_store_is_back(workers)
         again = _deliver(workers, orders)
     counts = effects.counts()
     assert max(counts.values()) == 1, "nothing ran twice"
@@ -74,6 +77,18 @@ def test_a_restart_in_the_middle_doubles_nothing(server: Server, effects: Effect
                 assert answer["code"] in ("store_unavailable", "in_flight", "outcome_unknown"), answer
     settled = sum(answer["status"] == "success" for answers in again for answer in answers.values())
     assert settled >= len(workers) * (ORDERS - 3 * WORKERS), "the fleet works on after the restart"
+
+
+def _until_the_store_is_back(workers: list[Worker]) -> None:
+    """Each process finds it by itself; until then it refuses calls, or makes reads without a claim."""
+    tries = itertools.count()
+
+    def has_it(worker: Worker) -> bool:
+        answer = worker.ask(("call", "look_up", {"name": "y"}, f"y{next(tries)}"))
+        return "unprotected" not in answer["metadata"]
+
+    for worker in workers:
+        until(partial(has_it, worker), "the store is back")
 
 
 def _deliver(workers: list[Worker], orders: list[str]) -> list[dict[str, dict[str, Any]]]:
@@ -94,6 +109,7 @@ def test_without_the_server_effects_fail_closed_and_reads_go_on(server: Server, 
             opened = worker.ask(("call", "look_up", {"name": "x"}, f"r{number}"))
             assert (opened["status"], opened["metadata"]["unprotected"]) == ("success", "store_unavailable")
         server.start()
+        _until_the_store_is_back(workers)
         for number, worker in enumerate(workers):
             known = worker.ask(("call", "charge", {"order": f"before-{number}"}, f"b{number}"))
             assert (known["status"], known["fromCache"]) == ("success", True), "confirmed claims survived the restart"

@@ -64,7 +64,7 @@ class Program:
         command = [str(Path(sys.executable).parent / "antiphon"), "exec", *before, "--"]
         command += [sys.executable, *python, "agent.py", *after]
         env = {**os.environ, "URL": self.world.provider.url, "ANTIPHON_HOME": str(self.folder / ".antiphon")}
-        return subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_failing_program_is_a_failed_run(program: Program) -> None:
 def _listed(program: Program, *words: str) -> str:
     command = [str(Path(sys.executable).parent / "antiphon"), *words]
     env = {**os.environ, "ANTIPHON_HOME": str(program.folder / ".antiphon")}
-    return subprocess.run(command, cwd=program.folder, env=env, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, cwd=program.folder, env=env, capture_output=True, text=True, timeout=240).stdout
 
 
 @pytest.mark.parametrize("end", ["sys.exit(7)", "raise SystemExit(7)", "os._exit(7)"])
@@ -275,7 +275,7 @@ def test_an_unknown_run_and_a_missing_program_are_one_line(program: Program) -> 
         capture_output=True,
         text=True,
         cwd=program.folder,
-        timeout=60,
+        timeout=240,
     )
     assert missing.returncode == 2
     assert "no program 'no-such-program'" in missing.stderr
@@ -301,5 +301,5 @@ def test_a_program_finds_models_where_the_command_does(tmp_path: Path) -> None:
     env.pop("ANTIPHON_HOME", None)
     print_folder = "from antiphon.similarity import model_folder; print(model_folder())"
     command = [str(Path(sys.executable).parent / "antiphon"), "exec", "--", sys.executable, "-c", print_folder]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.strip() == str(tmp_path / "cache" / "antiphon" / "models" / "minilm-l6-v2")

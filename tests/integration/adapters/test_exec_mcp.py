@@ -71,7 +71,7 @@ def test_mcp_calls_are_recorded_and_answered_without_the_server(desk: Desk, tmp_
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "antiphon"), "exec", *options, "--", sys.executable, "client.py"]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
 
     first = run()
     assert first.returncode == 0, first.stderr
@@ -114,7 +114,7 @@ def test_a_server_over_stdio_is_recorded_and_not_started_by_a_replay(tmp_path: P
 
     def run(*options: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).parent / "antiphon"), "exec", *options, "--", sys.executable, "client.py"]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
 
     first = run()
     assert first.returncode == 0, first.stderr

@@ -32,5 +32,5 @@ print("all read")
 
 
 def test_threads_may_read_a_type_for_the_first_time_together() -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (0, "all read\n"), done.stderr

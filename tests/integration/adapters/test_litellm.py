@@ -138,7 +138,7 @@ class Peer:
         command += ["--", self.python, "agent.py", *words]
         if replay:
             self.env.pop("LITELLM_LOCAL_MODEL_COST_MAP")
-        return subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=90)
+        return subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_recorded_through_the_clients_it_is_given_with_retries_told(peer: Peer) 
         asked = peer.provider.requests
         assert asked == len(VARIANTS) + 2
         peer.provider.switch_off()
-        out, _ = process.communicate("off\n", timeout=60)
+        out, _ = process.communicate("off\n", timeout=240)
     assert json.loads(out) == {variant: [] for variant in VARIANTS}
     assert peer.provider.requests == asked
 
