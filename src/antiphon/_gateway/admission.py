@@ -16,6 +16,7 @@ from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.plan import NO_OPTIONS, Plan, Policy
 from antiphon._gateway.recording import RunEntry
+from antiphon._gateway.report import About
 from antiphon._gateway.settlement import answered, refused, settle_interrupted
 from antiphon._gateway.steps import BEGIN, Look, Refresh, Step
 from antiphon._gateway.turns import Guard, TurnState, refused_by_guard
@@ -185,7 +186,8 @@ def _ask_hooks(call: GuardedCall) -> Outcome | None:
         return stop
     if reply is not None:
         call.policy = policy = Policy(plan, call.options)
-        policy.replied(reply, plan)
+        if policy.replied(reply, plan):
+            call.options = call.options._replace(about=(call.about or About())._replace(from_hook=reply.name))
     return None
 
 

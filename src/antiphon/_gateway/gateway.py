@@ -825,11 +825,12 @@ def _escaped(text: str) -> str:
 
 
 def _about(envelope: ToolCallEnvelope) -> About | None:
-    correlation, tags, trace = envelope.target.correlation_id, envelope.control.request_tags, envelope.trace
+    correlation, control, trace = envelope.target.correlation_id, envelope.control, envelope.trace
     about = About(
         None if correlation is UNSET else correlation,
-        None if tags is UNSET else tags,
+        None if control.request_tags is UNSET else control.request_tags,
         None if trace.baggage is UNSET else trace.baggage,
         None if trace.traceparent is UNSET else trace.traceparent,
+        None if control.from_hook is UNSET else control.from_hook,
     )
     return about if any(about) else None

@@ -29,7 +29,7 @@ class HookCall(NamedTuple):
 
 
 class HookReply(NamedTuple):
-    """What a before-hook may return; its name ends up in ``control.fromHook``."""
+    """What a before-hook may return; if it supplies the key, its name is ``fromHook`` in logs."""
 
     idempotency_key: str | None = None
     timeout_ms: int | None = None

@@ -177,9 +177,13 @@ class Policy:
         self.permits = permits  # type: ignore[assignment]
         return self.permits
 
-    def replied(self, reply: HookReply, plan: Plan) -> None:
-        """What a before-hook may change: the key (unless the caller gave one) and the hints."""
-        if reply.idempotency_key is not None and self.given_key is None:
+    def replied(self, reply: HookReply, plan: Plan) -> bool:
+        """Apply what a before-hook may change: the key (unless the caller gave one) and the hints.
+
+        Returns whether the key is the hook's.
+        """
+        gives_key = reply.idempotency_key is not None and self.given_key is None
+        if gives_key:
             self.given_key = reply.idempotency_key
             self.unclaimed = self.mode == "disabled"
         if reply.timeout_ms is not None and not plan.watched_only:
@@ -189,6 +193,7 @@ class Policy:
             self.safety = reply.safety_critical
         if reply.expected_retry_safe is not None:
             self.retry_safe = reply.expected_retry_safe or plan.tool.spec.forward_key
+        return gives_key
 
 
 def _first(*values: Any) -> Any:

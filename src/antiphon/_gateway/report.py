@@ -49,12 +49,14 @@ class Metrics(Protocol):
 
 
 class About(NamedTuple):
-    """What an envelope says about its call that only listeners need."""
+    """What an envelope, or a hook, says about a call that only listeners need."""
 
     correlation_id: str | None = None
     tags: list[str] | None = None
     baggage: Mapping[str, str] | None = None
     traceparent: str | None = None
+    from_hook: str | None = None
+    """The hook that supplied the key."""
 
 
 class Subject(Protocol):
@@ -292,4 +294,6 @@ def _fields(call: Subject) -> dict[str, Any]:
             fields["baggage"] = dict(about.baggage)
         if about.traceparent:
             fields["traceparent"] = about.traceparent
+        if about.from_hook:
+            fields["fromHook"] = about.from_hook
     return fields

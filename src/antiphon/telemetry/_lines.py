@@ -14,7 +14,7 @@ from antiphon.redact import Redactor
 NAMES = (
     "event timeMs requestId toolName toolNamespace toolCallId sessionKey idempotencyKeyHash correlationId state status"
     " scope attempt elapsedMs fromCache breakerState errorCode errorMessage reason retriable unclassified delayMs"
-    " requestTags baggage traceparent fromState toState failOpen settled wouldHave"
+    " requestTags baggage traceparent fromHook fromState toState failOpen settled wouldHave"
 ).split()
 """The fields of our own events. None of these names marks its value as a secret or depends on neighbouring fields."""
 

@@ -183,6 +183,18 @@ def test_the_callers_key_goes_before_the_hooks() -> None:
     assert rig.records()[0].idempotency_key == "caller"
 
 
+def test_the_end_of_a_call_names_the_hook_that_supplied_its_key() -> None:
+    rig = Rig()
+    rig.tool()
+    rig.gateway.before(lambda call: HookReply(idempotency_key="order-1", name="orders"))
+    rig.execute(call_id="c1", correlationId="batch-7")
+    rig.execute(call_id="c2", key="caller")
+    rig.gateway.execute(envelope(call_id="c3", key="caller") | {"control": {"fromHook": "client"}})
+    ends = rig.ears.of("tool_call_end")
+    assert [end.get("fromHook") for end in ends] == ["orders", None, "client"]
+    assert ends[0]["correlationId"] == "batch-7"
+
+
 def test_a_hook_may_give_hints() -> None:
     rig = Rig()
     script = rig.tool(TimeoutError(), "sent")
