@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import inspect
 import os
 import signal
 import sys
@@ -301,9 +302,15 @@ def checked(check: Callable[[Any, FrameType | None], None]) -> Callable[[Any], C
     """Has *check* look at the first argument of a replaced function, and at its caller, before each call."""
 
     def make(original: Any) -> Callable[..., Any]:
-        def guarded(target: Any, /, *args: Any, **kwargs: Any) -> Any:
-            check(target, sys._getframe().f_back)
-            return original(target, *args, **kwargs)
+        try:
+            first = next(iter(inspect.signature(original).parameters), "")
+        except ValueError:  # a built-in function takes it by position
+            first = ""
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if args or first in kwargs:
+                check(args[0] if args else kwargs[first], sys._getframe().f_back)
+            return original(*args, **kwargs)
 
         return guarded
 

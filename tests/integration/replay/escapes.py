@@ -145,6 +145,7 @@ for _name, _act in {
     "chmod": lambda w: os.chmod(w.path("kept.txt"), 0o777),
     "utime": lambda w: os.utime(w.path("kept.txt"), (1, 1)),
     "mkfifo": lambda w: os.mkfifo(w.path()),
+    "mkfifo_by_name": lambda w: os.mkfifo(mode=0o600, path=w.path()),
     "copy": lambda w: shutil.copy(w.path("kept.txt"), w.path()),
     "move": lambda w: shutil.move(w.path("kept.txt"), w.path()),
     "archive": lambda w: shutil.make_archive(w.path("never"), "zip", w.path("sub")),
