@@ -20,6 +20,7 @@ from msgspec import Struct, field
 
 from antiphon import _lineage
 from antiphon._lineage import Origin, Replay, origin_var
+from antiphon.contract._base import Opaque
 from antiphon.errors import ReplayMiss
 from antiphon.ports import Answer, Invocation, Invoker, Row
 
@@ -127,7 +128,7 @@ class _Refusing(Struct, eq=False):
         return fresh()
 
 
-class RunScope(Struct, kw_only=True, eq=False):
+class RunScope(Opaque, kw_only=True, eq=False):
     """An open run as the engines see it: its id, what answers its calls, and how its events are written."""
 
     run_id: str
@@ -183,9 +184,6 @@ class RunScope(Struct, kw_only=True, eq=False):
             raise ValueError("a run is recorded with both write and write_async, or with neither")
         self.place = (self.run_id, "default", None)
         self.origin.scope = self
-
-    def __repr__(self) -> str:
-        return object.__repr__(self)  # its fields hold secrets
 
     @property
     def records(self) -> bool:

@@ -20,7 +20,7 @@ _PATIENCE_S = 60.0
 
 
 class LateResult:
-    """Handles a result that nobody waits for any more. It has a copy of what it needs: the call ended long ago."""
+    """Handles a result that nobody waits for any more. It keeps the plan, not the call."""
 
     def __init__(self, call: GuardedCall, before: LateResult | None = None) -> None:
         """*before*: that of the previous attempt."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol
 
 from antiphon._gateway.outcome import Outcome
 from antiphon._gateway.tool import Tool
@@ -102,9 +102,13 @@ def _uncounted(duration_ms: float) -> None:
     """Counts nothing."""
 
 
-def _counts(listener: object) -> TypeGuard[Metrics]:
-    """Whether it keeps metrics of its own."""
-    return callable(getattr(listener, "described", None))
+def _describe(listener: Any, name: str, what: Mapping[str, Any]) -> None:
+    """Tell the registry, or a listener that keeps metrics of its own, about a registered tool."""
+    if callable(getattr(listener, "described", None)):
+        try:
+            listener.described(name, **what)
+        except Exception as error:
+            log.error("a listener failed on the registration of %s\n%s", name, traceback_of(error))
 
 
 def _always(event: str) -> bool:
@@ -127,9 +131,8 @@ class Reporter:
     def add(self, listener: Listener) -> None:
         if listener not in self._listeners:
             self._listeners = (*self._listeners, listener)
-            if _counts(listener):
-                for name, what in self._described.items():
-                    listener.described(name, **what)
+            for name, what in tuple(self._described.items()):
+                _describe(listener, name, what)
 
     def who_wants(self, event: str) -> Listeners:
         """The listeners that currently want *event*."""
@@ -143,8 +146,8 @@ class Reporter:
             "effect": tool.spec.effect or "",
             "ttl_s": {"done": ttl.done_ms / 1000, "failed": ttl.failed_ms / 1000, "inflight": ttl.lease_ms / 1000},
         }
-        for sink in self._sinks():
-            sink.described(tool.full_name, **what)
+        for listener in (self.metrics, *self._listeners):
+            _describe(listener, tool.full_name, what)
 
     def dedupe(self, counts: Mapping[tuple[str, str], int]) -> None:
         """Set the number of the store's records by tool and state."""
@@ -156,9 +159,10 @@ class Reporter:
         for sink in self._sinks():
             sink.sampled(metric, values)
 
-    def _sinks(self) -> list[Metrics]:
+    def _sinks(self) -> list[Any]:
         """The registry, and listeners that keep metrics of their own."""
-        return [one for one in (self.metrics, *self._listeners) if _counts(one)]
+        found = (self.metrics, *self._listeners)
+        return [sink for sink in found if callable(getattr(sink, "sampled", None))]
 
     def render(self) -> str:
         return "" if self.metrics is None else self.metrics.render()

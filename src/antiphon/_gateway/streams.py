@@ -120,7 +120,8 @@ class SyncStream(Iterator[Any]):
     def __next__(self) -> Any:
         state = self.state
         if state.ended:
-            raise state.failure() or StopIteration
+            failure = state.failure()
+            raise StopIteration if failure is None else failure
         self._write(state.due())
         try:
             data = self._ahead.pop() if self._ahead else self._source.pull()
@@ -192,7 +193,8 @@ class AsyncStream(AsyncIterator[Any]):
     async def __anext__(self) -> Any:
         state = self.state
         if state.ended:
-            raise state.failure() or StopAsyncIteration
+            failure = state.failure()
+            raise StopAsyncIteration if failure is None else failure
         await self._write(state.due())
         try:
             data = self._ahead.pop() if self._ahead else await self._source.pull_async()

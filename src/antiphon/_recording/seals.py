@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from antiphon._seal import KEY_BYTES, Sealer
-from antiphon.contract._base import given
+from antiphon.contract._base import Opaque, given
 from antiphon.contract.events import BLOBS, RAW_DIGEST, SEALED, Event, RunManifest
 from antiphon.errors import StoreError
 
@@ -94,7 +94,7 @@ class Originals:
         return msgspec.structs.replace(event, payload=payload, meta=meta)
 
 
-class KeyRing(msgspec.Struct, eq=False):
+class KeyRing(Opaque, eq=False):
     """The keys that wrap run keys: one that wraps new ones, and all that may unwrap others."""
 
     wrapping: Callable[[], Sealer | None]
@@ -103,9 +103,6 @@ class KeyRing(msgspec.Struct, eq=False):
     """The store lives in the process: keys are kept next to it, and need no wrapping."""
     kept: dict[str, RunKey] = {}
     """Keys of the runs in such a store; kept from their beginning, because events are sealed when they are read."""
-
-    def __repr__(self) -> str:
-        return object.__repr__(self)  # a key is never shown
 
     def key_of(self, manifest: RunManifest) -> RunKey | None:
         """The key of a run, if available."""

@@ -11,10 +11,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import field
 
 from antiphon._lineage import origin_var, outside
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
+from antiphon.contract._base import Opaque
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live, reviewed_as
 from antiphon.errors import MaskedArgument, ReplayMiss
@@ -51,7 +52,7 @@ class Blocked(NamedTuple):
     reason: str
 
 
-class ExploreInvoker(Struct, eq=False):
+class ExploreInvoker(Opaque, eq=False):
     """Answers by the boundary table. ``None`` means that the call is made live."""
 
     recording: Recording

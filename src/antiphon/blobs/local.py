@@ -223,7 +223,10 @@ class LocalObjects:
 
     def get(self, name: str) -> bytes:
         with self._reach(name):
-            return self.path(name).read_bytes()
+            try:
+                return self.path(name).read_bytes()
+            except IsADirectoryError:
+                raise FileNotFoundError from None
 
     def written_ms(self, name: str) -> int:
         with self._reach(name):
@@ -287,7 +290,7 @@ class LocalObjects:
         """Raise what the file system says about an object as :class:`Objects` has it."""
         try:
             yield
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"No object {name!r} in {self.folder}.") from None
         except OSError as error:
             raise self._trouble(error) from error

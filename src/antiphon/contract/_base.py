@@ -42,6 +42,17 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_un
         return decode(document, cls)
 
 
+class Opaque(msgspec.Struct):
+    """A struct whose fields may hold secrets: nobody who prints it sees them."""
+
+    def __repr__(self) -> str:
+        return object.__repr__(self)
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """What the package ``rich`` prints instead."""
+        return []
+
+
 _known: set[type] = set()
 _learning = threading.Lock()
 

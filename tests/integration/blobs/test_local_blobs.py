@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -152,6 +153,18 @@ def test_a_place_that_cannot_be_written_is_an_outage(tmp_path: Path) -> None:
     blobs = LocalBlobs(tmp_path / "file" / "blobs")
     with pytest.raises(StoreUnavailable, match=str(tmp_path)):
         blobs.put("default", b"x")
+
+
+def test_a_folder_in_the_way_is_an_outage(tmp_path: Path) -> None:
+    objects = LocalObjects(tmp_path)
+    objects.put("a/b", b"x")
+    objects.put("c", b"y")
+    with pytest.raises(NotFound):
+        objects.get("a")
+    for change in (partial(objects.move, "c", "a"), partial(objects.delete, "a")):
+        with pytest.raises(StoreUnavailable, match=str(tmp_path)):
+            change()
+    assert objects.get("c") == b"y"
 
 
 async def test_an_event_loop_uses_it_in_threads(tmp_path: Path) -> None:

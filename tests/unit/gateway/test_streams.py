@@ -124,6 +124,21 @@ def test_after_the_first_piece_it_is_committed(
         next(stream)  # not an early end in disguise
 
 
+class Nothing(Exception):
+    """An exception that is false."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_false_exception_fails_it_like_any_other() -> None:
+    stream = streaming(Rig(), [["a", Nothing("gone")]], idempotent=True)()
+    assert next(stream) == "a"
+    for _ in range(3):
+        with pytest.raises(Nothing):
+            next(stream)
+
+
 def test_an_envelope_is_told_that_the_stream_failed() -> None:
     rig = Rig()
     streaming(rig, [["a", HttpError(503)]])

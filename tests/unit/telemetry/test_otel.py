@@ -292,6 +292,34 @@ def test_a_registered_tool_is_described_before_its_first_call(bench: Bench, list
     assert dict(cached.attributes) == {"tool": "tools/rate", "scope": "global"}
 
 
+def test_a_listener_may_keep_samples_only_and_may_fail_on_a_registration() -> None:
+    told: list[str] = []
+
+    class Samples:
+        def emit(self, event: str, fields: Any) -> None: ...
+
+        def sampled(self, metric: Any, values: Any) -> None:
+            told.append(metric.name)
+
+        def dedupe(self, counts: Any) -> None: ...
+
+    class Failing(Samples):
+        def described(self) -> str:
+            return "something else"
+
+    gateway = antiphon.Gateway(store="memory:")
+    gateway.listen(Samples())
+    gateway.listen(Failing())
+
+    @gateway.tool(idempotent=True)
+    def find() -> str:
+        return "found"
+
+    assert find() == "found"
+    gateway.metrics()
+    assert told.count("store_up") == 2
+
+
 def test_the_prefix_of_the_settings_applies(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     get_meter = metrics.get_meter
     monkeypatch.setattr(metrics, "get_meter", lambda name, version, provider: get_meter(name, version, bench.meters))

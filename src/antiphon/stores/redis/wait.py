@@ -13,7 +13,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from typing import Any
 
 from redis.exceptions import RedisClusterException, RedisError
@@ -131,13 +131,14 @@ class Subscriber:
         pause = _FIRST_PAUSE_S
         while True:
             pubsub: Any = None
-            updating: asyncio.Task[None] | None = None
+            beside: list[asyncio.Task[None]] = []
             try:
                 pubsub = await self._pubsub()
                 subscribed = dict(self._channels)
                 await pubsub.subscribe(*subscribed)
                 end_if_cancelled()
-                updating = self._loop.create_task(self._update(pubsub, subscribed))
+                work = (self._update(pubsub, subscribed), self._look_again())
+                beside = [self._loop.create_task(one) for one in work]
                 pause = _FIRST_PAUSE_S
                 while True:
                     message = await pubsub.get_message(timeout=None)
@@ -148,7 +149,7 @@ class Subscriber:
                     log.warning("the subscriber lost its connection and connects again: %s", error)
             finally:
                 if not self._loop.is_closed():  # otherwise this task is only being collected
-                    await _stop(updating, pubsub)
+                    await _stop(beside, pubsub)
             for channel in self._channels.values():
                 channel.ready.clear()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -169,12 +170,7 @@ class Subscriber:
                     await pubsub.unsubscribe(*gone)
                 subscribed = wanted
                 end_if_cancelled()
-                try:
-                    async with asyncio.timeout(LOOK_AGAIN_S if self._is_lossy() else None):
-                        await self._changed.wait()
-                except TimeoutError:
-                    for channel in wanted.values():
-                        self._catch_up(channel)
+                await self._changed.wait()
 
     def _received(self, message: dict[str, Any] | None) -> None:
         channel = self._channels.get(message["channel"].decode()) if message else None
@@ -189,17 +185,23 @@ class Subscriber:
                     log.exception("a listener failed")
         elif message["type"] == "subscribe":
             channel.ready.set()
-            self._catch_up(channel)
+            for work in self._catching_up({channel.name: channel}):
+                self._spawn(work)
 
-    def _catch_up(self, channel: _Channel) -> None:
-        """After a gap: those who use *channel* may have missed a message."""
-        for _, reload in channel.listeners.values():
-            self._spawn(reload())
-        self._spawn(self._flag_again(channel))
+    async def _look_again(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            if self._is_lossy():
+                await asyncio.gather(*self._catching_up(dict(self._channels)), return_exceptions=True)
 
-    async def _flag_again(self, channel: _Channel) -> None:
+    def _catching_up(self, channels: Mapping[str, _Channel]) -> list[Awaitable[None]]:
+        """What those who use *channels* do after they may have missed a message."""
+        reloads = [reload() for channel in channels.values() for _, reload in channel.listeners.values()]
+        return [*reloads, self._flag_again(channels)]
+
+    async def _flag_again(self, channels: Container[str]) -> None:
         watched = [(key, version) for key, watches in self._waiters.by_key.items() for version in watches]
-        for key, version in [which for which in watched if self._channel_of(which[0]) == channel.name]:
+        for key, version in [which for which in watched if self._channel_of(which[0]) in channels]:
             try:
                 if not await self._flag(key, version):
                     self._waiters.wake(key, version)
@@ -217,9 +219,9 @@ class Subscriber:
             log.warning("a listener failed: %s", task.exception())
 
 
-async def _stop(updating: asyncio.Task[None] | None, pubsub: Any) -> None:
-    if updating is not None:
-        updating.cancel()
+async def _stop(beside: Iterable[asyncio.Task[None]], pubsub: Any) -> None:
+    for task in beside:
+        task.cancel()
     if pubsub is not None:
         with contextlib.suppress(OSError, RedisError):
             await pubsub.aclose()
