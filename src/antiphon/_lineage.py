@@ -317,14 +317,16 @@ def checked(check: Callable[[Any, FrameType | None], None]) -> Callable[[Any], C
     return make
 
 
-def _marking(place: int, mark: Callable[[], Origin | None]) -> Callable[[Any], Callable[..., Any]]:
-    """Replaces a function that accepts another one as its argument at *place*, which gets the *mark* of the caller."""
+def _marking(place: int, name: str, mark: Callable[[], Origin | None]) -> Callable[[Any], Callable[..., Any]]:
+    """Replaces a function that accepts another one, at *place* or by *name*, which gets the *mark* of the caller."""
 
     def make(original: Any) -> Callable[..., Any]:
         def marked(*args: Any, **kwargs: Any) -> Any:
             origin = mark()
             if origin is not None and len(args) > place:
                 args = (*args[:place], Carried(args[place], origin, permit()), *args[place + 1 :])
+            elif origin is not None and name in kwargs:
+                kwargs[name] = Carried(kwargs[name], origin, permit())
             return original(*args, **kwargs)
 
         return marked
@@ -354,7 +356,7 @@ def _patch_threading(module: ModuleType) -> None:
 
 def _patch_raw_threads(module: ModuleType) -> None:
     for name in ("start_new_thread", "start_new"):
-        replaced(module, name, _marking(0, _marked))
+        replaced(module, name, _marking(0, "function", _marked))
 
 
 def _patch_executor(module: ModuleType) -> None:
@@ -369,16 +371,16 @@ def _patch_executor(module: ModuleType) -> None:
         return marked
 
     replaced(module.ThreadPoolExecutor, "submit", make)
-    replaced(module._base.Future, "add_done_callback", _marking(1, _marked))
+    replaced(module._base.Future, "add_done_callback", _marking(1, "fn", _marked))
 
 
 def _patch_pools(module: ModuleType) -> None:
     def make(submit: Any) -> Callable[..., Any]:
-        def marked(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        def marked(self: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(self, module.ThreadPool):
-                return submit(self, Carried(function, _marked(), permit()), *args, **kwargs)
+                return submit(self, Carried(func, _marked(), permit()), *args, **kwargs)
             refuse("handing work to another process", sys._getframe(1))
-            return submit(self, function, *args, **kwargs)
+            return submit(self, func, *args, **kwargs)
 
         return marked
 
@@ -597,7 +599,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "multiprocessing.pool": _patch_pools,
     "atexit": _patch_exits,
     "signal": _patch_signals,
-    "weakref": lambda module: replaced(module.finalize, "__init__", _marking(2, _own)),
+    "weakref": lambda module: replaced(module.finalize, "__init__", _marking(2, "func", _own)),
     "os": _patch_forks,
     "socket": _patch_accepting,
     "warnings": _patch_warnings,

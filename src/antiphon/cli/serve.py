@@ -6,7 +6,6 @@ import argparse
 import os
 import secrets
 import sys
-import webbrowser
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -182,6 +181,8 @@ def console(arguments: argparse.Namespace) -> int:
             page = f"{address}/console#key={token}"
             print(f"antiphon: console on {page}\nantiphon: store {app.store.url}; Ctrl-C ends it", file=sys.stderr)
             if not arguments.no_open:
+                import webbrowser
+
                 webbrowser.open(page)
 
         return 0 if run_server(Server(config), tell) else 1

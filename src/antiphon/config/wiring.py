@@ -161,10 +161,10 @@ def store_of(config: Config) -> Store:
     section = config.store
 
     def part(name: str) -> Store:
-        for setting in (name, "url"):
-            if url := getattr(section, setting):
-                return open_store(url, setting=f"[store] {setting}")
-        return _project_store(config)
+        url = getattr(section, name)
+        if url:
+            return open_store(url, setting=f"[store] {name}")
+        return open_store(section.url, setting="[store] url") if section.url else _project_store(config)
 
     if not claims_are_shared(config):
         _warn_of_local_claims(home() / DATABASE)

@@ -154,10 +154,11 @@ def _told(problem: Exception) -> tuple[int, bytes]:
         return 503, _document("Try again", _paragraph(said))
     if isinstance(problem, TimeoutError):
         return 408, _document("Try again", _paragraph("The form took too long to arrive. Nothing was changed."))
-    statuses = {AlreadyDecided: 409, NotFound: 404, Refused: 403, InvalidInput: 400}
-    for kind, status in {**statuses, AntiphonError: int(getattr(problem, "status", 422))}.items():
+    for kind, status in ((AlreadyDecided, 409), (NotFound, 404), (Refused, 403), (InvalidInput, 400)):
         if isinstance(problem, kind):
             return status, _document("Nothing was changed", _paragraph(str(problem)))
+    if isinstance(problem, AntiphonError):
+        return int(getattr(problem, "status", 422)), _document("Nothing was changed", _paragraph(str(problem)))
     log.error("a signed link could not be answered", exc_info=problem)
     return 500, _document("Something failed", _paragraph("See the log of the host."))
 

@@ -15,7 +15,6 @@ import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from functools import partial
 from itertools import chain, compress, repeat
 from operator import call, is_
@@ -73,8 +72,7 @@ _things: dict[int, tuple[weakref.ref[Any], Replay]] = {}
 
 _LATE = 10_000
 """Collections of the youngest generation before the next generation is collected: seven million objects."""
-_WAITING: dict[type, str] = {GeneratorType: "gi", CoroutineType: "cr", AsyncGeneratorType: "ag"}
-"""What can be left open, and how the names of its attributes begin."""
+_WAITING = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _INCREMENTAL = sys.version_info >= (3, 14)
 
 
@@ -112,14 +110,21 @@ class Births:
 
 
 def _remember(found: Any, replay: Replay) -> None:
-    prefix = _WAITING.get(type(found))
-    if prefix is None:
-        with suppress(TypeError):  # it does not support weak references
+    kind = type(found)
+    if kind is GeneratorType:
+        frame, running = found.gi_frame, found.gi_running
+    elif kind is CoroutineType:
+        frame, running = found.cr_frame, found.cr_running
+    elif kind is AsyncGeneratorType:
+        frame, running = found.ag_frame, found.ag_running
+    else:
+        try:
             number = id(found)
             _things[number] = (weakref.ref(found, lambda _: _things.pop(number, None) and None), replay)
+        except TypeError:  # it does not support weak references
+            return
         return
-    frame = getattr(found, f"{prefix}_frame")
-    if frame is not None and not getattr(found, f"{prefix}_running") and not _is_foreign(frame.f_globals):
+    if frame is not None and not running and not _is_foreign(frame.f_globals):
         _frames.append((weakref.ref(found), frame, replay))
 
 

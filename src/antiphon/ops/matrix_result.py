@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,13 @@ class Judge:
         """Pairs that could not be compared because one of them is a bad row."""
         self._at = dict.fromkeys(rest, (0, 0))
         self._values: dict[tuple[str, int, str], float | None] = {}
-        self.order: Callable[[int], list[str]] = functools.cache(functools.partial(ordered, document))
+        self._orders: dict[int, list[str]] = {}
+
+    def order(self, round_: int) -> list[str]:
         """The runs of a round."""
+        if round_ not in self._orders:
+            self._orders[round_] = ordered(self._document, round_)
+        return self._orders[round_]
 
     @property
     def decided(self) -> dict[str, str]:

@@ -77,7 +77,7 @@ class Document(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @property
     def cells(self) -> int:
-        """An upper bound."""
+        """How many there can be at most."""
         return len(self.runs) * len(self.variants) * self.rounds
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -89,24 +88,26 @@ class LazyEmbedder:
 
     def __init__(self, wanted: str) -> None:
         self._wanted = wanted
-
-    @functools.cached_property
-    def _found(self) -> Any:
-        return similarity.load(self._wanted)
+        self._found: Any = None
 
     @property
     def name(self) -> str:
         """Its name in the report; equal texts need no embedder."""
-        return similarity.name_of(self._found) if "_found" in self.__dict__ else "none needed"
+        return "none needed" if self._found is None else similarity.name_of(self._found)
+
+    def _load(self) -> Any:
+        if self._found is None:
+            self._found = similarity.load(self._wanted)
+        return self._found
 
     def __call__(self, texts: Sequence[str]) -> Any:
-        return self._found(texts)
+        return self._load()(texts)
 
     def __getattr__(self, name: str) -> Any:
         """Further properties of the embedder, such as ``same_from``."""
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._found, name)
+        return getattr(self._load(), name)
 
 
 # -- calls as the scores see them ------------------------------------------------------------------------------------

@@ -39,7 +39,6 @@ _FIRST = 20
 _LOOKED = 200
 _OFFERED = 20
 _ENDED = ("completed", "failed")
-_TOLD = frozenset("id path status at_ms reasons seconds node run name entry event replay_type ars".split())
 
 
 class Tested(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -57,14 +56,14 @@ class Tested(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     """``pass``, ``fail`` or ``error``, like ``antiphon test``."""
     reasons: list[str] = []
     seconds: float = 0.0
-    node: str | None = None
+    node: str = ""
     """The pytest test that it belongs to."""
-    run: str | None = None
+    run: str = ""
     name: str = ""
-    entry: str | None = None
+    entry: str = ""
     event: int | None = None
     """The recorded event of the first divergence."""
-    replay_type: str | None = None
+    replay_type: str = ""
     ars: float | None = None
     view: dict[str, Any] | None = None
 
@@ -105,12 +104,12 @@ def keep(
             status=status,
             reasons=[*reasons],
             seconds=round(seconds, 3),
-            node=node or None,
-            run=str(report.get("sourceRun", "")) or None,
+            node=node,
+            run=str(report.get("sourceRun", "")),
             name=str(report.get("title", "")) if head is None else head.name,
-            entry=str((report.get("entry") if head is None else head.entry) or "") or None,
+            entry=str(report.get("entry") or "") if head is None else head.entry or "",
             event=_event(report),
-            replay_type=str(report.get("replayType", "")) or None,
+            replay_type=str(report.get("replayType", "")),
             ars=(report.get("ars") or {}).get("score"),
             view=None if status == "pass" or not report else _view(report),
         )
@@ -205,9 +204,22 @@ def _told(found: Tested) -> dict[str, Any] | None:
     }
     if not found.node and found.file:
         commands["accept"] = f"antiphon export RUN -o {path}"
-    fields = (field for field in msgspec.structs.fields(Tested) if field.name in _TOLD)
-    kept = {field.encode_name: getattr(found, field.name) for field in fields}
-    return {**kept, "status": status, "commands": {name: text for name, text in commands.items() if text}}
+    return {
+        "id": found.id,
+        "path": found.path,
+        "status": status,
+        "atMs": found.at_ms,
+        "reasons": found.reasons,
+        "seconds": found.seconds,
+        "node": found.node or None,
+        "run": found.run or None,
+        "name": found.name,
+        "entry": found.entry or None,
+        "event": found.event,
+        "replayType": found.replay_type or None,
+        "ars": found.ars,
+        "commands": {name: text for name, text in commands.items() if text},
+    }
 
 
 def _find(app: Antiphon, wanted: str) -> tuple[Tested, dict[str, Any]]:

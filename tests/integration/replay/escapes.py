@@ -299,6 +299,7 @@ for _name, _start in {
     "old_executor": lambda w: lambda act: w.pool.submit(act),
     "new_executor": lambda w: lambda act: concurrent.futures.ThreadPoolExecutor(1).submit(act),
     "old_thread_pool": lambda w: lambda act: w.threads.apply_async(act),
+    "old_thread_pool_by_name": lambda w: lambda act: w.threads.apply_async(func=act),
     "old_thread_pool_map": lambda w: lambda act: w.threads.map_async(lambda _: act(), [1]),
     "scheduler": lambda w: lambda act: _scheduled(act),
     "to_thread": lambda w: lambda act: asyncio.run(asyncio.to_thread(act)),
@@ -335,6 +336,15 @@ def late_executor(world: World) -> Callable[[], object]:
 
 @attempt
 def late_done_callback(world: World) -> Callable[[], object]:
+    return _late_callback(world, lambda future, act: future.add_done_callback(act))
+
+
+@attempt
+def late_done_callback_by_name(world: World) -> Callable[[], object]:
+    return _late_callback(world, lambda future, act: future.add_done_callback(fn=act))
+
+
+def _late_callback(world: World, add: Callable[[Any, Callable[[Any], None]], None]) -> Callable[[], object]:
     go = threading.Event()
     future = world.pool.submit(go.wait)
     thread_done = threading.Event()
@@ -345,7 +355,7 @@ def late_done_callback(world: World) -> Callable[[], object]:
         finally:
             thread_done.set()
 
-    future.add_done_callback(act)
+    add(future, act)
     return lambda: (go.set(), thread_done.wait(10))
 
 

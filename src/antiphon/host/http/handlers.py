@@ -351,17 +351,17 @@ async def health(request: Request, host: Host, principal: Principal) -> Response
 async def tried_limits(request: Request, host: Host, principal: Principal) -> Response:
     """``GET /v1/what-if``: the recorded attempts under tighter limits."""
     given = request.query_params
-    limits = {
-        "consecutive": ("consecutive", 1_000),
-        "min_calls": ("minCalls", 1_000),
-        "cooldown_ms": ("cooldownMs", 86_400_000),
-        "max_attempts": ("maxAttempts", 100),
-    }
-    numbers = {
-        limit: whole_number(given[name], name, 1, most) for limit, (name, most) in limits.items() if given.get(name)
-    }
+    limits = (("consecutive", 1_000), ("minCalls", 1_000), ("cooldownMs", 86_400_000), ("maxAttempts", 100))
+    numbers = {name: whole_number(given[name], name, 1, most) for name, most in limits if given.get(name)}
     rate = whole_number(given["ratePercent"], "ratePercent", 1, 100) / 100 if given.get("ratePercent") else None
-    return Json(await recordings.tried_limits(host, principal, Wanted(rate=rate, **numbers)))
+    wanted = Wanted(
+        consecutive=numbers.get("consecutive"),
+        rate=rate,
+        min_calls=numbers.get("minCalls"),
+        cooldown_ms=numbers.get("cooldownMs"),
+        max_attempts=numbers.get("maxAttempts"),
+    )
+    return Json(await recordings.tried_limits(host, principal, wanted))
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------
