@@ -58,7 +58,7 @@ def envelope_kind(response: Any, provider: str | None = None) -> Verdict:
 
 
 def response_dialect(response: Any, provider: str | None = None) -> str | None:
-    """The provider whose shape an answer has: the given one, else detected from the answer."""
+    """The provider whose shape an answer has: the given one, else detected; ``None`` for one that is no object."""
     if not isinstance(response, dict):
         return None
     if provider in _DIALECTS and provider != "bedrock":

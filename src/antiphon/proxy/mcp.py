@@ -193,8 +193,9 @@ class McpGuard:
         self, request: Request, asked: _mcp.Request, send: Send, scope: RunScope | None, receive: Any, answer: Reply
     ) -> None:
         """Make the call or return the answer of the call it repeats; the rules say whether a disconnect cancels it."""
-        rule = self._rules.of(request.upstream.name, asked.params["name"])
-        exchange = _Exchange(request, asked, rule, send, scope)
+        upstream, tool = request.upstream.name, asked.params["name"]
+        rule, spec = self._rules.of(upstream, tool), self.spec(upstream, tool)
+        exchange = _Exchange(request, asked, rule, spec, send, scope)
         place = scope_of(request, asked)
         named = self.name_of(request.named.get("idempotency-key"), asked)
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
@@ -244,7 +245,7 @@ class McpGuard:
     def _start(self, exchange: _Exchange, key: str) -> asyncio.Task[Given]:
         """Start the guarded call, which continues if its client disconnects."""
         request, asked = exchange.request, exchange.asked
-        spec, place = self.spec(request.upstream.name, asked.params["name"]), _in_session(request, asked.id)
+        place = _in_session(request, asked.id)
 
         def ended(done: asyncio.Task[Any]) -> None:
             self._running.discard(done)
@@ -254,7 +255,9 @@ class McpGuard:
             if not done.cancelled():
                 done.exception()  # already reported to the client, if it is still there
 
-        task = asyncio.ensure_future(self.make(spec, asked, key, exchange.run, exchange.scope, exchange.origin))
+        task = asyncio.ensure_future(
+            self.make(exchange.spec, asked, key, exchange.run, exchange.scope, exchange.origin)
+        )
         self._running.add(task)
         if "mcp-session-id" in request.named:  # without a session, clients may use the same ids
             self._sent[place] = exchange
@@ -287,9 +290,9 @@ class _Exchange:
     """One call to the server and what comes back."""
 
     def __init__(
-        self, request: Request, asked: _mcp.Request, rule: ToolRule, send: Send, scope: RunScope | None
+        self, request: Request, asked: _mcp.Request, rule: ToolRule, spec: ToolSpec, send: Send, scope: RunScope | None
     ) -> None:
-        self.request, self.asked, self.rule, self.scope = request, asked, rule, scope
+        self.request, self.asked, self.rule, self.spec, self.scope = request, asked, rule, spec, scope
         self._send = send
         self.events: asyncio.Queue[bytes | None] = asyncio.Queue()
         """Server events as received; ``None`` after the last."""

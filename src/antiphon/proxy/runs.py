@@ -140,7 +140,7 @@ class CallCounter:
         return counted
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class OpenRun:
     """An open run that records or answers requests."""
 

@@ -351,7 +351,7 @@ class Wrapped:
 
     def _note_for(self, asked: _mcp.Request, note: Callable[[Any], None]) -> None:
         meta = asked.params.get("_meta")
-        self._noting[asked.id] = meta.get("progressToken") if isinstance(meta, dict) else None, note
+        self._noting[asked.id] = (meta.get("progressToken") if isinstance(meta, dict) else None), note
 
     def _note(self, message: dict[str, Any]) -> None:
         """Assign a message to a call: progress by its token, anything else to the latest call, as stdio cannot tell."""

@@ -569,9 +569,9 @@ class Redactor:
             try:
                 inner = _loads(text.encode())
                 redacted = self._walk(inner, found)
-                spliced = text if redacted is inner else splice(text, inner, redacted)
             except (ValueError, RecursionError):
-                spliced = None
+                return self._plain(text, found, entropy=entropy)
+            spliced = text if redacted is inner else splice(text, inner, redacted)
             if spliced is not None:
                 return spliced
         return self._plain(text, found, entropy=entropy)

@@ -62,16 +62,20 @@ class _Stretch:
 
 
 def _cut(stretches: deque[_Stretch], start: int, chunk: AnyStr) -> tuple[AnyStr, list[Piece]]:
-    """The *chunk* that begins at *start*, with the ranges in it replaced; those that end in it are removed."""
+    """The *chunk* that begins at *start*, with the ranges in it replaced; those that end in it are removed.
+
+    The pieces locate each stand-in in it; there are none if the place of one of them is not known.
+    """
     end = start + len(chunk)
     out: list[AnyStr] = []
     pieces: list[Piece] = []
-    at, size = start, 0
+    at, size, exact = start, 0, True
     while stretches and stretches[0].start < end:
         stretch = stretches[0]
         if stretch.new is not None:
             first, last = max(stretch.start, start), min(stretch.end, end)
             even = len(stretch.new) == stretch.end - stretch.start
+            exact = exact and even
             new = stretch.new if stretch.start >= start else chunk[:0]
             if even:
                 new = stretch.new[first - stretch.start : last - stretch.start]
@@ -85,7 +89,7 @@ def _cut(stretches: deque[_Stretch], start: int, chunk: AnyStr) -> tuple[AnyStr,
             break
         stretches.popleft()
     out.append(chunk[at - start :])
-    return chunk[:0].join(out), pieces
+    return chunk[:0].join(out), pieces if exact else []
 
 
 def _within(stretch: _Stretch, first: int, length: int, at: int) -> Iterator[Piece]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import random
 from itertools import pairwise
 from typing import Any
@@ -174,6 +175,22 @@ def test_events_behind_a_byte_order_mark_are_events(planted: Planted) -> None:
     clean = b"".join([chunk for event in events for chunk in stream.feed(event)] + stream.finish())
     assert clean.startswith(b"\xef\xbb\xbfdata: {")
     assert secret[half:].encode() not in clean
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["compact", "with blanks"])
+def test_secrets_whose_masks_are_longer_or_as_long_leave_events_together(separators: tuple[str, str]) -> None:
+    """Cut so that an event holds parts of both: the place of one mask in it is known, that of the other is not."""
+    rare, basic = "dp.pt.YUIH" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8s9", "YWRtaW46aHVudGVyMTIz"
+    text = f"back authorization: Basic {basic} {rare} end of it"
+    dice = random.Random(1)
+    for _ in range(100):
+        parts = cut(text, [dice.randrange(len(text)) for _ in range(8)])
+        events = [f"data: {json.dumps({'delta': part}, separators=separators)}\n\n" for part in parts]
+        stream = redacting(REDACTOR, events[0])
+        out = "".join([piece for event in events for piece in stream.feed(event)] + stream.finish())
+        said = "".join(json.loads(line[6:])["delta"] for line in out.split("\n\n") if line.startswith("data: {"))
+        assert rare[:9] not in said, parts
+        assert basic[:6] not in said, parts
 
 
 def test_an_event_that_is_nested_too_deeply_is_text() -> None:
