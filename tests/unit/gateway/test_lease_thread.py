@@ -170,6 +170,13 @@ def test_no_more_than_so_many_wait(store: Heard, monkeypatch: pytest.MonkeyPatch
 
 
 class _Claimed:
+    """A call of which nothing but the version of its claim is asked."""
+
+    key, tool_name = "", ""
+    started, renew_every, lease_ms = 0.0, 0.0, 0
+    deadline: float | None = None
+    stream: Any = None
+
     def __init__(self, version: int) -> None:
         self.version = version
 
