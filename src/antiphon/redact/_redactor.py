@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import deque
@@ -367,7 +368,7 @@ class Redactor:
             if plain:
                 self._remember(shape)
             return {**value, **changed} if changed else value
-        return {renamed.get(key, key): changed.get(key, item) for key, item in value.items()}
+        return _named([(key, renamed.get(key, key), changed.get(key, item)) for key, item in value.items()])
 
     def _values(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
         """The same for an object whose names are known to need no check."""
@@ -480,13 +481,14 @@ class Redactor:
 
     def _below(self, value: dict[Any, Any], field: Field, causes: int) -> dict[Any, Any]:
         """Everything under ``credentials`` or ``cookies`` is one, whatever its name."""
-        new: dict[Any, Any] = {}
+        found: list[tuple[Any, Any, Any]] = []
         for key, item in value.items():
             own = self._names[key] if type(key) is str else None
             clean = None if own is None or own.mode == "keep" else self._under(item, own, causes)
             if own is None or own.mode != "secret":
                 clean = clean if isinstance(clean, Masked) and clean.is_whole else self._under(item, field, causes)
-            new[self._key(key, causes)] = clean
+            found.append((key, self._key(key, causes), clean))
+        new = _named(found)
         return value if all(new.get(key, _GONE) is item for key, item in value.items()) else new
 
     def _key(self, key: Any, causes: int) -> Any:
@@ -621,6 +623,19 @@ def _swallows(span: Span, hit: Hit, users: frozenset[str]) -> bool:
 
 _COMPOSED = frozenset({"email", "phone", "card", "iban"})
 """Kinds that a rule may find around a known value, for example with a prefix."""
+
+
+def _named(fields: list[tuple[Any, Any, Any]]) -> dict[Any, Any]:
+    """The object with these (old name, new name, value); names whose masks are equal are told apart by a number."""
+    made: dict[Any, Any] = {}
+    kept = {old for old, name, _ in fields if name is old}
+    for old, name, item in fields:
+        if name is not old and (name in made or name in kept):
+            *others, last = name.pieces
+            numbered = (Masked.of(old, [*others, last._replace(new=f"{last.new}#{n}")]) for n in itertools.count(2))
+            name = next(one for one in numbered if one not in made and one not in kept)
+        made[name] = item
+    return made
 
 
 def _pieces_of(leaf: Any) -> list[Piece]:

@@ -269,3 +269,32 @@ def test_addresses_of_any_script_are_masked_whole(address: str) -> None:
     data, _ = redactor.redact_bytes(orjson.dumps({"to": address, "text": f"<{address}>"}))
     assert address not in data.decode()
     assert "@" not in data.decode()
+
+
+PEOPLE = {f"user{number}@example.org": number for number in range(600)}
+"""So many addresses that several have the same mask."""
+
+
+@pytest.mark.parametrize("in_run", [False, True], ids=["masks", "pseudonyms"])
+def test_names_whose_masks_are_equal_stay_fields_of_their_own(in_run: bool) -> None:
+    redactor = REDACTOR.for_run(b"k" * 32) if in_run else REDACTOR
+    for value in (PEOPLE, {"credentials": PEOPLE}):
+        shown = redactor.redact(value)
+        assert len(shown.get("credentials", shown)) == len(PEOPLE)
+        for separators in ((",", ":"), (", ", ": ")):
+            document = json.dumps(value, separators=separators).encode()
+            clean, _ = redactor.redact_bytes(document)
+            assert json.loads(clean) == shown
+            masked = redactor.mask(document)
+            assert masked is not None
+            assert masked[0] == clean
+    assert list(redactor.redact(PEOPLE).values()) == list(PEOPLE.values())
+    inside = redactor.redact({"body": json.dumps({**PEOPLE, "credentials": {"foo": "tr0ub4dor"}})})["body"]
+    assert "tr0ub4dor" not in inside
+    assert len(json.loads(inside)) == len(PEOPLE) + 1
+
+
+def test_a_mask_among_the_names_is_not_taken_for_that_of_another() -> None:
+    name = next(iter(REDACTOR.redact({"ada@example.org": 1})))
+    shown = REDACTOR.redact({"ada@example.org": 1, name: 2, f"{name}#2": 3})
+    assert shown == {f"{name}#3": 1, name: 2, f"{name}#2": 3}
