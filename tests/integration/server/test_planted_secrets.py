@@ -66,7 +66,10 @@ LISTED: dict[str, Any] = {
     "S3cretPairX8": [["password", "S3cretPairX8"]],
 }
 """Forms that an audit found to leak."""
-NAMED = named(Forge(4))
+NAMED = [
+    (name, f"{value}78" if value == "123456" else value, kind)  # six digits are in a database by chance
+    for name, value, kind in named(Forge(4))
+]
 PLANTED: list[tuple[str, Any]] = [
     (one.secret, one.text) for one in TEXTS if len(one.secret) >= 6 and not one.secret.startswith("cvv")
 ] + [(value, {name: value}) for name, value, _ in NAMED if len(value) >= 6]
