@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, Self, TypeVar
@@ -119,6 +120,18 @@ def until_sync(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < limit, "it did not happen in time"
         time.sleep(0.005)
+
+
+async def told_of_the_end(journal: RedisJournal, end: Callable[[int], None]) -> None:
+    """Wait for the claim of "k", which *end* settles on a thread, given its version."""
+    held = claimed(await journal.begin(request_for("k")))
+    thread = threading.Thread(target=end, args=(held.version,))
+    thread.start()
+    started = time.monotonic()
+    await journal.wait("k", held.version, 60)
+    assert time.monotonic() - started < 30
+    thread.join()
+    assert existing(await journal.read("k")).current.state == "done"
 
 
 def waited_for(client: redis.Redis, name: str) -> bool:

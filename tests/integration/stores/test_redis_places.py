@@ -36,6 +36,7 @@ from tests.integration.stores.redis_kit import (
     in_face,
     request_for,
     sleep,
+    told_of_the_end,
     until_sync,
     waited_for,
 )
@@ -302,20 +303,12 @@ def test_a_message_that_the_nodes_of_a_cluster_lose_is_made_up_for(
     outside = RedisStore(cluster.url, prefix=unique).open_sync()
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(request_for("k")))
-
-        def act() -> None:
+        def act(version: int) -> None:
             with cluster.client(cluster.owner(slot_of(names, "k"))) as client:
                 until_sync(lambda: waited_for(client, names.shard("k").record + "k"))
-            assert outside.settle("k", held.version, done()) is not None
+            assert outside.settle("k", version, done()) is not None
 
-        thread = threading.Thread(target=act)
-        thread.start()
-        started = time.monotonic()
-        await journal.wait("k", held.version, 60)
-        assert time.monotonic() - started < 30
-        thread.join()
-        assert existing(await journal.read("k")).current.state == "done"
+        await told_of_the_end(journal, act)
 
     in_face(face, RedisStore(cluster.url, prefix=unique), work)
     outside.close()

@@ -32,6 +32,7 @@ from tests.integration.stores.redis_kit import (
     in_face,
     request_for,
     sleep,
+    told_of_the_end,
     until,
     until_sync,
     waited_for,
@@ -131,24 +132,16 @@ def test_what_happened_while_the_subscriber_was_cut_off_is_seen_on_reconnect(
     outside = RedisStore(server.url).open_sync()
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(request_for("k")))
-
-        def act() -> None:
+        def act(version: int) -> None:
             with redis.Redis.from_url(server.url) as client:
                 until_sync(lambda: waited_for(client, Names("antiphon").shard("k").record + "k"))
             proxy.refuse()
             proxy.reset()
-            assert outside.settle("k", held.version, done()) is not None
+            assert outside.settle("k", version, done()) is not None
             time.sleep(0.2)
             proxy.heal()
 
-        thread = threading.Thread(target=act)
-        thread.start()
-        started = time.monotonic()
-        await journal.wait("k", held.version, 60)
-        assert time.monotonic() - started < 30
-        thread.join()
-        assert existing(await journal.read("k")).current.state == "done"
+        await told_of_the_end(journal, act)
 
     in_face(face, RedisStore(proxy.url(server.url), retry_timeout_s=5), work)
     outside.close()
