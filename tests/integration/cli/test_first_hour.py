@@ -12,6 +12,7 @@ import sys
 import termios
 from fcntl import ioctl
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -234,7 +235,7 @@ def test_the_rest_of_long_work_is_estimated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter(range(0, 10_000, 2))
-    monkeypatch.setattr("antiphon.cli._ui.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("antiphon.cli._ui.time", SimpleNamespace(monotonic=lambda: next(now)))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert list(progress(range(4), 4, "replaying")) == [0, 1, 2, 3]
     shown = capsys.readouterr().err

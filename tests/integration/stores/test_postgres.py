@@ -26,17 +26,20 @@ anything = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 
 
 @pytest.fixture
-def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements sent, one per round trip."""
+def trips(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements sent to the database of the test, one per round trip; threads of other tests use theirs."""
     sent: list[str] = []
     fetch, script = SyncConnection.fetch, SyncConnection.script
+    database = postgres_database.rpartition("/")[2]
 
     async def counted(self: SyncConnection, name: str, *args: Any, **kwargs: Any) -> Any:
-        sent.append(name)
+        if self.info.dbname == database:
+            sent.append(name)
         return await fetch(self, name, *args, **kwargs)
 
     async def scripted(self: SyncConnection, sql: str) -> None:
-        sent.append(sql)
+        if self.info.dbname == database:
+            sent.append(sql)
         await script(self, sql)
 
     monkeypatch.setattr(SyncConnection, "fetch", counted)

@@ -708,7 +708,8 @@ def test_first_callers_connect_once(postgres_database: str, monkeypatch: pytest.
     connects = []
 
     async def counted(kind: Any, options: Any) -> Any:
-        connects.append(threading.get_ident())
+        if options.dsn == postgres_database:
+            connects.append(threading.get_ident())
         return await connect(kind, options)
 
     monkeypatch.setattr(engine_module, "connect", counted)
@@ -725,7 +726,8 @@ def test_callers_whose_pool_was_closed_connect_once(postgres_database: str, monk
     connects, refusals = [], [psycopg.OperationalError("too many clients already")] * 2
 
     async def counted(kind: Any, options: Any) -> Any:
-        connects.append(threading.get_ident())
+        if options.dsn == postgres_database:
+            connects.append(threading.get_ident())
         return await connect(kind, options)
 
     def refused(*args: Any, **options: Any) -> Any:
