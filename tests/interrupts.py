@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dis
+import gc
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -16,6 +18,18 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__context__
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Else the code of other tests' garbage is interrupted in place of the test's own."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Interrupt:
@@ -33,17 +47,18 @@ class Interrupt:
 
     def run(self, function: Callable[[], Any]) -> bool:
         """Whether it was interrupted: ``False`` once the function has fewer such moments."""
-        sys.settrace(self._call)
-        try:
-            function()
-        except BaseException as error:
-            if not any(isinstance(one, KeyboardInterrupt) for one in causes(error)):
-                raise
-            return True  # a lock may have made something else of it
-        finally:
-            sys.settrace(None)
-            self._last.clear()
-        return False
+        with no_collection():
+            sys.settrace(self._call)
+            try:
+                function()
+            except BaseException as error:
+                if not any(isinstance(one, KeyboardInterrupt) for one in causes(error)):
+                    raise
+                return True  # a lock may have made something else of it
+            finally:
+                sys.settrace(None)
+                self._last.clear()
+            return False
 
     def _call(self, frame: FrameType, event: str, _: Any) -> Any:
         if not any(part in frame.f_code.co_filename for part in self.files):

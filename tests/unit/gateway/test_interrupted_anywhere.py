@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -19,6 +20,7 @@ from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.plan import Dependencies
 from antiphon.ops.app import Antiphon
 from antiphon.stores import MemoryStore, SQLiteStore
+from tests.interrupts import no_collection
 from tests.unit.gateway.kit import Ears, Rig, envelope
 
 FOLDER = str(Path(antiphon._gateway.__file__).parent)
@@ -34,11 +36,13 @@ class Interrupter:
         self.armed = armed
 
     def __enter__(self) -> None:
-        self.before = sys.gettrace()
+        self.rest = ExitStack()
+        self.rest.enter_context(no_collection())
+        self.rest.callback(sys.settrace, sys.gettrace())
         sys.settrace(self.trace)
 
     def __exit__(self, *exc: object) -> None:
-        sys.settrace(self.before)
+        self.rest.close()
 
     def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if not frame.f_code.co_filename.startswith(FOLDER):
