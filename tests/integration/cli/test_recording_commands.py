@@ -90,6 +90,8 @@ def test_run_of_an_agent_that_fails(antiphon: Command) -> None:
 def test_run_of_an_agent_that_leaves_with_an_exit_code(
     antiphon: Command, entry: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    gc.collect()  # what other tests left behind is told now
+    caplog.clear()
     done = antiphon("run", f"agent.py:{entry}", "--input", "7")
     assert done.code == 7
     assert "failed with exit code 7" in done.err

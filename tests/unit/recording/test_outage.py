@@ -37,7 +37,7 @@ def test_an_answer_is_worth_more_than_its_event(caplog: pytest.LogCaptureFixture
         Trouble(run, 1)
         with caplog.at_level(logging.ERROR, "antiphon.run"):
             assert run.llm(ASK, lambda body: {"answer": 42}) == {"answer": 42}
-    assert [record.getMessage() for record in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "antiphon.run"] == [
         "1 events of a call to llm are missing from the run log: The disk is full."
     ]
     assert [event.type for event in run.events()] == ["run.started", "call.started", "run.finished"]
