@@ -189,6 +189,9 @@ class _World:
         self.begin: Callable[..., Any] = self._first_begin
         self.settle: Callable[..., Any] = self._first_settle
 
+    def connect(self, journal: Any) -> None:
+        self.begin, self.settle = journal.begin, journal.settle
+
     def shut(self) -> None:
         self.begin, self.settle = self._begin_if_well, self._refused
 
@@ -203,12 +206,15 @@ class _World:
         raise AssertionError("threads and event loops have journals of their own")
 
     def _first_begin(self, *arguments: Any) -> Any:
-        self.begin = self._steps().begin
-        return self.begin(*arguments)
+        return self._connected().begin(*arguments)
 
     def _first_settle(self, *arguments: Any) -> Any:
-        self.settle = self._steps().settle
-        return self.settle(*arguments)
+        return self._connected().settle(*arguments)
+
+    def _connected(self) -> Any:
+        journal = self._steps()
+        self._breaker.connect(self, journal)
+        return journal
 
     def let_go(self) -> Any:
         """Stop using the journal."""

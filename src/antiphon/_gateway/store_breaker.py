@@ -47,6 +47,8 @@ _NOT_SICK = frozenset(
 class Opens(Protocol):
     """Something whose access to the store can be blocked."""
 
+    def connect(self, journal: Any) -> None: ...
+
     def shut(self) -> None: ...
 
     def reopen(self) -> None: ...
@@ -102,6 +104,12 @@ class StoreBreaker:
         with self._lock:
             self._worlds.add(world)
 
+    def connect(self, world: Opens, journal: Any) -> None:
+        """Let *world* call the steps of *journal* directly, unless the breaker has opened in the meantime."""
+        with self._lock:
+            if not self.is_open:
+                world.connect(journal)
+
     def failed(self, error: StoreError) -> None:
         """A step of the store failed."""
         if is_sick(error):
@@ -114,11 +122,11 @@ class StoreBreaker:
             return
         with self._lock:
             self._why = error
-            self.is_open = True
             self._probe_at = 0.0
             self._pause_s = PAUSE_S
             for world in list(self._worlds):
                 world.shut()
+            self.is_open = True  # once one call is told so, none gets through
         log.warning("the store %s does not work: calls are told at once until it does: %s", self.url, error)
         self._wake()
 

@@ -63,6 +63,8 @@ class Heard:
         self.listeners: list[Any] = []
         """Who wants to be told of breakers, if the store pushes."""
         self.pushes = False
+        self.on_open: Callable[[], None] | None = None
+        """What happens while it is opened the next time."""
 
     def fail(self, *steps: str) -> None:
         for step in steps:
@@ -81,12 +83,18 @@ class Heard:
         self.broken.clear()
         self.thaw()
 
-    def open_sync(self) -> Any:
+    def _opened(self) -> None:
         self.steps.append("open")
+        on_open, self.on_open = self.on_open, None
+        if on_open is not None:
+            on_open()
+
+    def open_sync(self) -> Any:
+        self._opened()
         return _Journal(self, self.inner.open_sync())
 
     def open_async(self) -> Any:
-        self.steps.append("open")
+        self._opened()
         return _AsyncJournal(self, self.inner.open_async())
 
     @property

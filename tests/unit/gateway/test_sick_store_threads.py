@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from antiphon._gateway import drivers
-from antiphon._gateway.store_breaker import GRACE_S
+from antiphon._gateway.store_breaker import GRACE_S, StoreBreaker
+from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow
 from tests.unit.gateway.heard import Face, Heard
 from tests.unit.gateway.kit import ManualClock
@@ -142,6 +143,45 @@ def test_a_closed_gateway_opens_the_store_again(face: Face, store: Heard) -> Non
     assert store.steps.count("close") >= 1
     assert face.execute(call_id="c1").from_cache
     assert store.steps.count("open") == opened + 1
+
+
+class _Watching:
+    """Whether the breaker of the store was open when it blocked this one's access."""
+
+    def __init__(self, breaker: StoreBreaker) -> None:
+        self.was_open: list[bool] = []
+        self._breaker = breaker
+        breaker.watch(self)
+
+    def connect(self, journal: Any) -> None: ...
+
+    def shut(self) -> None:
+        self.was_open.append(self._breaker.is_open)
+
+    def reopen(self) -> None: ...
+
+
+def test_once_a_call_is_told_that_the_store_is_away_none_gets_through(face: Face, store: Heard) -> None:
+    face.tool()
+    assert face.execute(call_id="c1").ok
+    watching = _Watching(face.leases.breaker)
+    store.fail("begin", "renew")
+    assert face.execute(call_id="c2").code == "store_unavailable"
+    assert watching.was_open == [False]
+    assert face.leases.breaker.is_open
+
+
+def test_a_store_found_away_while_a_call_opens_it_is_not_asked_by_the_next(face: Face, store: Heard) -> None:
+    face.tool()
+    assert face.execute(call_id="c1").ok
+    face.close()
+    store.fail("renew")
+    store.on_open = lambda: face.leases.breaker.open(StoreUnavailable("The store is gone."))
+    assert face.execute(call_id="c1").from_cache
+    asked = store.steps.count("begin")
+    assert face.execute(call_id="c2").code == "store_unavailable"
+    assert store.steps.count("begin") == asked
+    assert face.made == ["ada"]
 
 
 # -- an open breaker --------------------------------------------------------------------------------------------------
