@@ -13,6 +13,7 @@ import pytest
 
 from antiphon.contract.spec import Ttls
 from antiphon.stores import MemoryStore
+from antiphon.stores.memory.store import SyncMemoryJournal
 from tests.unit.gateway.kit import AsyncRig, Hold, HttpError, Rig, eventually, in_thread, settle_down
 from tests.unit.gateway.test_leases import LEASE
 from tests.unit.gateway.test_outage import Faulty
@@ -151,8 +152,6 @@ def test_claiming_is_one_step_not_check_then_set() -> None:
 
 def test_check_then_set_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug of the test above: a store that looks first and inserts later."""
-    from antiphon.stores.memory.store import SyncMemoryJournal
-
     real = SyncMemoryJournal.begin
     barrier = threading.Barrier(2)
 
@@ -172,19 +171,17 @@ def test_check_then_set_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(script) == 2
 
 
-def test_a_safety_critical_claim_waits_for_replicas() -> None:
-    store = Faulty()
-    rig = Rig(store=store, wait_replicas=2)
-    rig.tool("sent")
+def test_a_safety_critical_claim_waits_for_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    world = rig.gateway._world
-    real = world.journal.begin
+    real = SyncMemoryJournal.begin
 
-    def begin(request: Any, events: Any = ()) -> Any:
+    def begin(self: Any, request: Any, events: Any = ()) -> Any:
         asked.append(request.wait_replicas)
-        return real(request, events)
+        return real(self, request, events)
 
-    world.begin = begin
+    monkeypatch.setattr(SyncMemoryJournal, "begin", begin)
+    rig = Rig(store=Faulty(), wait_replicas=2)
+    rig.tool("sent")
     rig.execute(call_id="c1")
     rig.execute(call_id="c2", hints={"safetyCritical": True})
     assert asked == [0, 2]
