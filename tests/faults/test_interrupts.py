@@ -71,6 +71,35 @@ def test_the_first_step_of_a_store_interrupted_at_each_moment(kind: str, step: i
         assert at > 20
 
 
+@pytest.mark.parametrize("connects", [True, False])
+def test_the_pool_of_postgres_interrupted_at_each_moment(connects: bool) -> None:
+    """Its locks are those of Python's ``threading`` and ``queue``: an interrupt may leave one of them taken."""
+    with store_of("postgres") as store:
+        at, interrupted = 0, True
+        while interrupted:
+            at += 1
+            journal = store.open_sync()
+            if not connects:
+                journal.list(tenant="default")
+            interrupt = Interrupt(at, "/psycopg_pool/", "/threading.py", "/queue.py")
+            ended: list[bool] = []
+
+            def first(journal: Any = journal, interrupt: Interrupt = interrupt, ended: list[bool] = ended) -> None:
+                ended.append(interrupt.run(lambda: journal.list(tenant="default")))
+
+            def second(journal: Any = journal, ended: list[bool] = ended) -> None:
+                ended.append(journal.list(tenant="default") == [])
+
+            for caller in (first, second):
+                thread = threading.Thread(target=caller, daemon=True)
+                thread.start()
+                thread.join(PATIENCE_S)
+            assert len(ended) == 2, f"a caller waits for ever after an interrupt at moment {at}"
+            interrupted = ended[0]
+            journal.close()
+        assert at > (20 if connects else 5)
+
+
 @pytest.mark.filterwarnings("ignore:coroutine:RuntimeWarning")
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "redis", "postgres"])
 def test_one_who_waits_interrupted_at_each_moment(kind: str) -> None:

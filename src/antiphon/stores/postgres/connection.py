@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
+from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any, TypeVar
 
@@ -156,6 +157,18 @@ async def connect(kind: type[C], options: Options, *, listener: bool = False) ->
     return connection
 
 
+class ThreadPool(ConnectionPool[Any]):
+    """The pool of threads. Its queue stays usable after an interrupt; a ``queue.Queue`` may stay locked."""
+
+    @property
+    def _tasks(self) -> Any:
+        return self._jobs
+
+    @_tasks.setter
+    def _tasks(self, _: Any) -> None:
+        self._jobs: SimpleQueue[Any] = SimpleQueue()
+
+
 async def open_pool(kind: type[Connection], options: Options) -> Pool:
     """A pool that closes itself when it has lost its last connection and cannot make another.
 
@@ -169,7 +182,7 @@ async def open_pool(kind: type[Connection], options: Options) -> Pool:
         pool.connections.add(connection)
         return configuring
 
-    make: Any = ConnectionPool if kind is SyncConnection else LoopPool
+    make: Any = ThreadPool if kind is SyncConnection else LoopPool
     pool: Pool = make(
         _conninfo(options, options.dsn, "antiphon"),
         connection_class=kind,
