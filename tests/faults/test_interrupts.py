@@ -73,7 +73,7 @@ def test_the_first_step_of_a_store_interrupted_at_each_moment(kind: str, step: i
 
 @pytest.mark.parametrize("connects", [True, False])
 def test_the_pool_of_postgres_interrupted_at_each_moment(connects: bool) -> None:
-    """Its locks are those of Python's ``threading`` and ``queue``: an interrupt may leave one of them taken."""
+    """An interrupt inside Python's ``threading`` or ``queue`` may leave one of its locks taken."""
     with store_of("postgres") as store:
         at, interrupted = 0, True
         while interrupted:
@@ -94,7 +94,7 @@ def test_the_pool_of_postgres_interrupted_at_each_moment(connects: bool) -> None
                 thread = threading.Thread(target=caller, daemon=True)
                 thread.start()
                 thread.join(PATIENCE_S)
-            assert len(ended) == 2, f"a caller waits for ever after an interrupt at moment {at}"
+            assert len(ended) == 2, f"a caller waits forever after an interrupt at moment {at}"
             interrupted = ended[0]
             journal.close()
         assert at > (20 if connects else 5)

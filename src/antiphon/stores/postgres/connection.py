@@ -158,7 +158,7 @@ async def connect(kind: type[C], options: Options, *, listener: bool = False) ->
 
 
 class ThreadPool(ConnectionPool[Any]):
-    """The pool of threads. Its queue stays usable after an interrupt; a ``queue.Queue`` may stay locked."""
+    """A pool for threads. An interrupt may leave a ``queue.Queue`` locked, so its jobs are in a ``SimpleQueue``."""
 
     @property
     def _tasks(self) -> Any:
