@@ -38,7 +38,7 @@ def state_place() -> Place:
     """Where state is kept (not created)."""
     given = os.environ.get("ANTIPHON_HOME")
     if given:
-        return Place(Path(given), None)
+        return Place(Path(given).absolute(), None)
     start = _start()
     project = _project(start)
     if project is None:

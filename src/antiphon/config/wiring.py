@@ -320,7 +320,7 @@ def seal_key_file(config: Config, store: Store) -> Path | None:
     """The path of the seal key: the configured file, or one next to the SQLite database; ``None`` if there is none."""
     path = getattr(store, "path", None)
     if config.store.seal_key_file is not None:
-        return Path(config.store.seal_key_file)
+        return Path(config.store.seal_key_file).absolute()
     return None if path is None else Path(f"{path}.seal-key")
 
 
@@ -365,6 +365,7 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
 
     sealer = sealer_of(config, store)
     in_process = store.in_process
+    configured = seal_key_file(config, store)
 
     @functools.cache
     def wrapping() -> Sealer | None:
@@ -372,7 +373,7 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
             if not opening():
                 from antiphon._seal import Sealer
 
-                Sealer.from_key_file(config.store.seal_key_file or ensure_home() / "antiphon.db.seal-key")
+                Sealer.from_key_file(configured or ensure_home() / "antiphon.db.seal-key")
                 opening.cache_clear()
             return opening()[0]
         own = sealer()
@@ -389,9 +390,8 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
     def opening() -> tuple[Sealer, ...]:
         from antiphon._seal import Sealer
 
-        file = seal_key_file(config, store)
-        if file is None and in_process:  # that of the project's store, if it has one
-            file = home() / "antiphon.db.seal-key"
+        # in memory: that of the project's store, if it has one
+        file = home() / "antiphon.db.seal-key" if configured is None and in_process else configured
         own: list[Sealer] = []
         if getattr(store, "seal_key", None) is not None:
             own.append(sealer())

@@ -54,7 +54,7 @@ _new = tuple.__new__  # half the cost of a named tuple's own constructor
 class SQLiteStore:
     """Claims, log and breakers in the file *path*. Its folder is created if only the last part is missing.
 
-    *prepare* is called each time before the file is opened.
+    The file stays the same when the process changes its folder. *prepare* is called each time before it is opened.
 
     >>> SQLiteStore("/tmp/antiphon.db").url
     'sqlite:////tmp/antiphon.db'
@@ -75,7 +75,7 @@ class SQLiteStore:
             raise InvalidInput("synchronous must be 'FULL', 'NORMAL' or 'EXTRA'.", path="synchronous")
         if os.fspath(path) in ("", ":memory:"):
             raise InvalidInput("SQLiteStore needs a file.", path="path", hint="Use MemoryStore() to keep nothing.")
-        self._path = Path(path)
+        self._path = Path(path).absolute()
         self._synchronous = synchronous
         self._busy_timeout = busy_timeout
         self._clock = clock or Clock()
