@@ -103,6 +103,7 @@ def _host() -> Iterator[Process]:
             "ANTIPHON_WORKFLOWS": str(flows),
             "ANTIPHON_HOME": str(folder / "state"),
             "ANTIPHON_TELEMETRY_LOGS": "false",
+            "ANTIPHON_HOST_TENANT_REQUESTS": "1000",
         }
         code = "from antiphon.cli import main; raise SystemExit(main())"
         words = [sys.executable, "-c", code, "serve", "--port", str(port), "--log-level", "warning"]
@@ -183,19 +184,21 @@ async def _listeners(server: Process, number: int) -> tuple[int, float]:
     heard = 0
     ready = asyncio.Event()
 
-    async def listen() -> None:
+    async def listen() -> bool:
+        """Whether the stream was open until the end of the run."""
         nonlocal heard
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(_request("GET", f"/v1/runs/{run}/events", b"", "Accept: text/event-stream"))
-        while b"node.started" not in await reader.readline():
-            pass
+        while b"node.started" not in (line := await reader.readline()):
+            if not line:
+                return False
         heard += 1
         if heard == number:
             ready.set()
-        while line := await reader.readline():
-            if b"run.cancelled" in line:
-                break
+        while line and b"run.cancelled" not in line:
+            line = await reader.readline()
         writer.close()
+        return bool(line)
 
     tasks = [asyncio.create_task(listen()) for _ in range(number)]
     with contextlib.suppress(TimeoutError):
@@ -206,7 +209,7 @@ async def _listeners(server: Process, number: int) -> tuple[int, float]:
     done, pending = await asyncio.wait(tasks, timeout=30)
     for task in pending:
         task.cancel()
-    return len(done), used
+    return sum(task.result() for task in done), used
 
 
 def _rows(name: str, load: Load, bare: Load) -> list[Row]:

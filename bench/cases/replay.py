@@ -49,7 +49,7 @@ def tools(calls, *ask):
         for _ in range(n // calls):
             result = execute_strictly(app, recording, main)
             assert not result.divergences
-            assert result.invoker.hits == calls
+            assert recording.answered == calls
 
     return replay
 
