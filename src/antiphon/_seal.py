@@ -86,20 +86,20 @@ class Sealer:
     def from_key_file(cls, path: str | os.PathLike[str]) -> Sealer:
         """From a key file, created on first need with mode 0600; if many processes try at once, one creates it."""
         file = Path(path)
+        stamp = _stamp(file)
         keys = _made_keys(file)
         sealer = cls(keys[0], keys[1:])
-        sealer._file, sealer._seen = file, _stamp(file)
+        sealer._file, sealer._seen = file, stamp
         return sealer
 
     def _look_again(self) -> None:
         """Read the keys of the file if it was changed; if it cannot be read, the known keys remain."""
         self._look_at = monotonic() + _LOOK_EVERY_S
-        if self._file is None or _stamp(self._file) == self._seen:
+        if self._file is None or (stamp := _stamp(self._file)) == self._seen:
             return
-        stamp = _stamp(self._file)
         with contextlib.suppress(StoreError):
             self._use(read_keys(self._file))
-        self._seen = stamp
+            self._seen = stamp
 
     def seal(self, data: bytes, context: bytes = b"") -> str:
         """Encrypt *data*; what is sealed with a *context* (the key of its record) is unsealed only with the same."""
@@ -292,12 +292,12 @@ def _derived(keys: Sequence[bytes]) -> tuple[bytes, ...]:
 
 
 def _stamp(file: Path) -> object:
-    """Changes with the content of the file: it is only ever replaced."""
+    """Changes with the file, which is only ever replaced, and with its mode."""
     try:
         found = os.stat(file)  # noqa: PTH116 - a third of the price of Path.stat, often before a value is sealed
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size
 
 
 def read_keys(file: Path) -> list[bytes]:

@@ -220,6 +220,45 @@ def test_a_key_file_that_was_replaced_is_taken_at_the_next_look(
     assert sealer.unseal(between) == Sealer.from_key_file(tmp_path / "key").unseal(between) == b"between"
 
 
+def test_a_key_file_that_others_could_read_is_taken_after_chmod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(_seal, "monotonic", lambda: now)
+    file, rotated = tmp_path / "key", b"n" * 32
+    sealer, fingerprints = Sealer.from_key_file(file), _seal.FingerprintKeys(None, file)
+    before = sealer.key_id, fingerprints()
+    _seal.write_keys(tmp_path / "rotated", [rotated, *_seal.read_keys(file)], new=True)
+    (tmp_path / "rotated").chmod(0o644)
+    (tmp_path / "rotated").rename(file)
+    now += 1
+    sealer.seal(b"refused")
+    assert (sealer.key_id, fingerprints()) == before
+    file.chmod(0o600)
+    now += 1
+    sealer.seal(b"taken")
+    assert sealer.key_id == _seal.key_id_of(rotated)
+    assert fingerprints() == _seal.FingerprintKeys(rotated, None)() + before[1]
+
+
+def test_a_key_file_that_is_replaced_while_it_is_read_is_taken_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, rotated, read_keys = tmp_path / "key", b"n" * 32, _seal.read_keys
+    Sealer.from_key_file(file)
+
+    def read_before_rotation(path: Path) -> list[bytes]:
+        keys = read_keys(path)
+        monkeypatch.setattr(_seal, "read_keys", read_keys)
+        _seal.write_keys(path, [rotated, *keys])
+        return keys
+
+    monkeypatch.setattr(_seal, "read_keys", read_before_rotation)
+    sealer = Sealer.from_key_file(file)
+    sealer.seal(b"data")
+    assert sealer.key_id == _seal.key_id_of(rotated)
+
+
 def test_simultaneous_changes_of_a_key_file_lose_no_key(tmp_path: Path) -> None:
     """Also those that find no file: one makes it, the others add to it."""
     file = tmp_path / "k"
