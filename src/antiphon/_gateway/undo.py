@@ -318,7 +318,7 @@ def _said(call: GuardedCall, record: DedupeRecord, answer: Any) -> Step:
     """Act on the answer of the write's read-back."""
     if isinstance(answer, DidNotHappen):
         settlement = Settlement("cancelled", record.ttl_ms, dispatched=False)
-        return Mark(record.key, record.version, settlement, lambda call, version: _nothing_to_undo(call))
+        return Mark(record.key, record.version, settlement, _marked_as_not_sent)
     if not isinstance(answer, Happened):
         return _still_unknown(call)
     _give(call, answer.value)
@@ -328,6 +328,10 @@ def _said(call: GuardedCall, record: DedupeRecord, answer: Any) -> Step:
         kept, spilled = call.plan.results.keep(record.key, settlement, payload, False)
         settlement = settlement if spilled is not None else kept
     return Mark(record.key, record.version, settlement, _marked)
+
+
+def _marked_as_not_sent(call: GuardedCall, version: int | None) -> Step:
+    return _nothing_to_undo(call) if version is not None else _look_again(call, None)
 
 
 def _nothing_to_undo(call: GuardedCall) -> Step:

@@ -79,7 +79,7 @@ class Shop:
             raise self.fails.pop(name)
 
     def _read_back(self, params: dict[str, Any]) -> Any:
-        return self.found
+        return self.found() if callable(self.found) else self.found
 
     def _faced(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not self.asynchronous:
@@ -303,6 +303,28 @@ def test_a_write_of_unknown_outcome_is_settled_first(
     report = shop.play(story)
     assert shop.undone() == undone
     assert report.state == state
+
+
+def test_a_result_that_arrives_while_the_read_back_says_no_is_undone(store: Any, face: str) -> None:
+    shop = Shop(store, face)
+    shop.fails["book b"] = TimeoutError("no answer")
+
+    def late() -> DidNotHappen:
+        journal = store.open_sync()
+        unknown, *_ = journal.list(tenant="default", state="failed")
+        assert journal.settle(unknown.key, unknown.version, Settlement("done", 60_000, payload=b'{"id":"late"}'))
+        return DidNotHappen()
+
+    shop.found = late
+
+    async def story(run: Any) -> Any:
+        async with shop.saga() as saga:
+            with pytest.raises(TimeoutError):
+                await given(shop.book("b"))
+            return await given(saga.undo())
+
+    assert shop.play(story).state == "undone"
+    assert shop.undone() == [("unbook", "late", "b")]
 
 
 def test_a_write_that_certainly_failed_is_not_undone(shop: Shop) -> None:
