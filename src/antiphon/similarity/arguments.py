@@ -281,8 +281,8 @@ def _place(text: str) -> tuple[str, set[str]]:
     if not rest or name is None:
         return text, set()
     inner, wider = _place(rest)
-    place = inner.casefold().split()[-1].strip(",")
-    if place in ambiguous or place in regions or name not in homes.get(place, {name}) | wider:
+    place = "".join(inner.casefold().split()[-1:]).strip(",")
+    if not place or place in ambiguous or place in regions or name not in homes.get(place, {name}) | wider:
         return text, set()
     return inner, wider | {name}
 

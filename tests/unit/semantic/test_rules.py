@@ -63,6 +63,12 @@ def test_the_known_wrong_misses_are_hits(recorded: dict[str, Any], live: dict[st
     assert similar_arguments(recorded, live).hit
 
 
+@pytest.mark.parametrize("recorded", [" , France", ", France", " ,, France", "\u00a0, France", ", , Paris, France"])
+def test_a_region_without_a_place_is_no_error(recorded: str) -> None:
+    assert not similar_arguments({"location": recorded}, {"location": "Lyon, France"}).hit
+    assert not similar_arguments({"location": "Lyon, France"}, {"location": recorded}).hit
+
+
 def test_equal_arguments_match_whatever_they_are() -> None:
     anything = {"a": [1, None, True, {"b": "SELECT 1"}], "c": "", "d": {}, "e": []}
     assert similar_arguments(anything, anything) == (1.0, True, (), "equal")
