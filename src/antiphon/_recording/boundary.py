@@ -8,8 +8,8 @@ from typing import Any
 
 from antiphon._drive import AFTER, until_cancelled, was_given_up
 from antiphon._lineage import permitted
+from antiphon._recording import plain
 from antiphon._scope import EARLIER, ORPHAN_LANE, RunScope, Site, undoing
-from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, RunCancelled, StoreError, class_name
 from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
 
@@ -46,7 +46,7 @@ class Boundary:
         self.stream = stream
         self.send = send
         self.body = body
-        raw = digest if digest is not None else canonical_digest(arguments)
+        raw = digest if digest is not None else plain.digest_of(arguments)
         clean, shown, masking = scope.present(arguments, raw)
         if masking is not None and digest_of is not None and shown != raw:
             shown = digest_of(clean)

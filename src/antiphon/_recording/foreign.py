@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from antiphon._recording.artifact import LAST_MS, USABLE_ID
-from antiphon.canonical import canonical_json
+from antiphon._recording.plain import digest_of
 from antiphon.contract.events import Event, RunManifest
-from antiphon.errors import CanonicalError
 
 _MOST_GAPS = 100
 PARTIAL = "partial"
@@ -151,14 +150,6 @@ class Lines:
 def error_of(message: str) -> dict[str, str]:
     """An error of which only the message is known."""
     return {"class": "", "code": "error", "message": message}
-
-
-def digest_of(said: Any) -> str:
-    """The digest of arguments or a request."""
-    try:
-        return hashlib.sha256(canonical_json(said)).hexdigest()
-    except CanonicalError:
-        return hashlib.sha256(orjson.dumps(said, default=str)).hexdigest()
 
 
 def usable_id(given: str, kind: str) -> str:

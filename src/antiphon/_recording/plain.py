@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from datetime import time, timedelta
@@ -12,7 +13,9 @@ from typing import Any
 import orjson
 
 from antiphon._arguments import field_names, time_text
+from antiphon.canonical import canonical_digest
 from antiphon.contract.events import UNSERIALISABLE
+from antiphon.errors import CanonicalError
 
 _TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
 """orjson omits dataclass fields that begin with an underscore."""
@@ -87,6 +90,14 @@ def dump(value: Any) -> bytes:
     except Exception:  # noqa: S110 - too large a number, half a character, a cycle, a conversion that raised
         pass
     return orjson.dumps(_leaf_by_leaf(value, ()), option=_OPTIONS)
+
+
+def digest_of(value: Any) -> str:
+    """The canonical digest of *value*, or that of its JSON bytes if it has no canonical form."""
+    try:
+        return canonical_digest(value)
+    except CanonicalError:  # for example a large integer
+        return hashlib.sha256(dump(value)).hexdigest()
 
 
 def _leaf_by_leaf(value: Any, above: tuple[int, ...]) -> Any:

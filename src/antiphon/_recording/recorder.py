@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 import time
 import weakref
@@ -15,11 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from antiphon._recording.plain import dump
+from antiphon._recording.plain import digest_of, dump
 from antiphon._recording.seals import KeyRing, RunKey, context, part_of
 from antiphon._scope import RunScope, Site, Write, WriteAsync
 from antiphon._seal import Sealer
-from antiphon.canonical import canonical_json
 from antiphon.contract.events import (
     BLOBS,
     EVENT_VERSION,
@@ -33,7 +31,7 @@ from antiphon.contract.events import (
     summed,
     with_sum,
 )
-from antiphon.errors import AntiphonError, CanonicalError
+from antiphon.errors import AntiphonError
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store, SyncJournal
 from antiphon.redact import Mask, Redactor
 from antiphon.redact._pointers import differences, pseudonyms_of
@@ -247,13 +245,6 @@ OUR_META = frozenset(
 """The same for ``meta``."""
 
 
-def _digest(clean: bytes) -> str:
-    try:
-        return hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest()
-    except CanonicalError:  # a number in an imported format without a canonical form
-        return hashlib.sha256(clean).hexdigest()
-
-
 AFTER_END = "afterEnd"
 """In the ``meta`` of events that came after the end of their run."""
 
@@ -448,7 +439,7 @@ class Recorder:
             return data, digest, None
         masking = Masking(masking.masks, masking.original, digest)
         if digest not in self._written:
-            digest = hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest()
+            digest = digest_of(orjson.loads(clean))
         return clean, digest, masking
 
     def _note_written(self, digest: str) -> None:
@@ -618,7 +609,7 @@ class Recorder:
             payload = {**payload, "name": self.view(payload["name"])}
             clean, masking = self.masked(dump(payload[field]))
             if masking is not None:  # no digest may be computed from raw values (D36)
-                payload |= {"rawDigest": payload["digest"], "digest": _digest(clean)}
+                payload |= {"rawDigest": payload["digest"], "digest": digest_of(orjson.loads(clean))}
         site = None if event.call is None else Site(event.lane, event.index, 0, event.call, event.parent)
         return Row(self.run_id, event.type, event.at_ms, self._body(event.type, site, payload, event.meta))
 

@@ -6,17 +6,16 @@ no original can get into the artifact. Values derived from pseudonyms (digests o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import orjson
 
+from antiphon._recording.plain import digest_of
 from antiphon._recording.seals import Originals, RunKey, context, part_of
 from antiphon._replay.masks import with_leaf
 from antiphon._seal import Sealer
-from antiphon.canonical import canonical_json
 from antiphon.contract.events import MASKS, SEALED, Event, sum_holds, summed
 from antiphon.errors import AntiphonError
 from antiphon.llm.key import llm_cache_key, variant_digest
@@ -103,7 +102,7 @@ class Rekeying:
             if payload.get("kind") == "llm" and "variant" in payload:
                 digests.append(llm_cache_key(payload[field], recipe=payload["recipe"]))
             else:
-                digests.append(hashlib.sha256(canonical_json(payload[field])).hexdigest())
+                digests.append(digest_of(payload[field]))
         if digests[0] != old["digest"]:
             raise CannotRekey
         made = {**new, "digest": digests[1]}
