@@ -21,7 +21,7 @@ from antiphon.config.model import ArtifactsSection, Config, Section
 from antiphon.config.place import DATABASE, Place, state_place, test_stores
 from antiphon.contract.spec import POLICIES
 from antiphon.decide.loop import LoopPolicy
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, InvalidInput
 from antiphon.ports import Blobs, Clock, Listener, Store
 
 if TYPE_CHECKING:
@@ -127,11 +127,7 @@ def open_store(url: str, *, setting: str = "[store]") -> Store:
 
         return MemoryStore()
     if scheme == "sqlite":
-        from antiphon.stores.sqlite import SQLiteStore
-
-        path, _, query = url.partition(":")[2].partition("?")
-        options: Any = dict(part.partition("=")[::2] for part in query.split("&") if part)
-        return SQLiteStore(Path(path.removeprefix("///")), **options)
+        return _open_sqlite(url, setting)
     if scheme.startswith(("redis", "valkey", "unix")):
         from antiphon.stores.redis import RedisStore
 
@@ -145,6 +141,23 @@ def open_store(url: str, *, setting: str = "[store]") -> Store:
         hint="Use memory:, sqlite:///path, redis://host:port/0 or postgresql://host/database.",
         path=setting,
     )
+
+
+def _open_sqlite(url: str, setting: str) -> Store:
+    from antiphon.stores.sqlite import SQLiteStore
+
+    path, _, query = url.partition(":")[2].partition("?")
+    options: dict[str, Any] = dict(part.partition("=")[::2] for part in query.split("&") if part)
+    try:
+        for name in options.keys() - {"synchronous", "busy_timeout"}:
+            raise InvalidInput(f"a SQLite URL has no option {name!r}.", hint="Known: synchronous, busy_timeout.")
+        if "busy_timeout" in options:
+            if not options["busy_timeout"].replace(".", "", 1).isdecimal():
+                raise InvalidInput("busy_timeout must be a number of seconds.")
+            options["busy_timeout"] = float(options["busy_timeout"])
+        return SQLiteStore(Path(path.removeprefix("///")), **options)
+    except InvalidInput as error:
+        raise ConfigError(f"{setting}: {error.message}", hint=error.hint, path=setting) from None
 
 
 def compose(claims: Store, log: Store) -> Store:
