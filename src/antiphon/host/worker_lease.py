@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
@@ -59,6 +60,24 @@ def lease_is_over(record: DedupeRecord, now_ms: int) -> bool:
     return record.lock_until_ms is UNSET or record.lock_until_ms <= now_ms
 
 
+async def renew_every(seconds: float, renew: Callable[[], Awaitable[object]], what: str) -> None:
+    """Call *renew* until cancelled; a failure is logged, and the next attempt follows."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await renew()
+        except StoreError as error:
+            log.warning("%s could not be renewed: %s", what, error)
+        except Exception:
+            log.exception("%s could not be renewed", what)
+
+
+def is_abandoned(found: Existing) -> bool:
+    """Whether the holder of a claim in flight is gone."""
+    record = found.current
+    return record.state == "inflight" and (lease_is_over(record, found.now_ms) or certainly_dead(record.owner))
+
+
 def _worker_key(owner: str) -> str:
     return canonical_digest(["host-worker", owner])
 
@@ -78,7 +97,8 @@ class WorkerLease:
 
     async def start(self) -> None:
         await self._take()
-        self._task = asyncio.create_task(self._renew(), name="antiphon-worker-lease")
+        renewing = renew_every(RENEW_S, self._renew_once, "the worker lease")
+        self._task = asyncio.create_task(renewing, name="antiphon-worker-lease")
 
     async def _take(self) -> None:
         asked = time.monotonic()
@@ -88,16 +108,6 @@ class WorkerLease:
             got = await self._journal.take_over(request, got.current.version)
         if isinstance(got, Claimed):
             self._version, self._until = got.version, asked + LEASE_MS / 1000
-
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(RENEW_S)
-            try:
-                await self._renew_once()
-            except StoreError as error:
-                log.warning("the worker lease could not be renewed: %s", error)
-            except Exception:
-                log.exception("the worker lease could not be renewed")
 
     async def _renew_once(self) -> None:
         asked = time.monotonic()
@@ -140,8 +150,10 @@ async def take_over(journal: Journal, run: str, owner: str, successor: str) -> b
     """Become the one host that resumes *run*, which *owner* left behind."""
     key = canonical_digest(["host-resume", run, owner])
     identity = f"{key}:{successor}"
-    got = await journal.begin(claim_request("host/lease", key, identity, identity=identity))
-    if isinstance(got, Claimed):
-        await journal.settle(key, got.version, Settlement("done", LEASE_MS))
-        return True
-    return False
+    request = claim_request("host/lease", key, identity, identity=identity)
+    got = await journal.begin(request)
+    if isinstance(got, Existing) and is_abandoned(got):
+        got = await journal.take_over(request, got.current.version)
+    if not isinstance(got, Claimed):
+        return False
+    return await journal.settle(key, got.version, Settlement("done", LEASE_MS)) is not None

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from antiphon import Antiphon
 from antiphon._gateway.owner import owner_token
 from antiphon.canonical import canonical_digest
+from antiphon.errors import StoreUnavailable
 from antiphon.host import http_idempotency, worker_lease
 from antiphon.host.http_idempotency import Reply, StillRunning, once
-from antiphon.host.worker_lease import WorkerLease, is_gone
+from antiphon.host.worker_lease import LEASE_MS, WorkerLease, is_gone, take_over
 from antiphon.ops import runs
-from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest, Store
+from antiphon.ports import Claimed, ClaimTemplate, Journal, Settlement, StaticClaimRequest, Store
 from antiphon.stores import ComposedStore, MemoryStore, SQLiteStore
+from tests.unit.stores.clock import ManualClock
 
 PLACE, PID, STARTED = owner_token().rsplit(".", 2)
 DEAD = f"{PLACE}.{PID}.{int(STARTED) + 1}"
@@ -42,6 +45,32 @@ async def test_the_worker_lease_of_a_dead_process_is_over(monkeypatch: pytest.Mo
         assert found.current.lock_until_ms > found.now_ms
     assert not await is_gone(journal, living.owner)
     assert await is_gone(journal, dead.owner)
+
+
+class FailsToSettle:
+    """A journal whose next ``settle`` fails before it reaches the store."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
+
+    async def settle(self, *_: Any) -> int | None:
+        raise StoreUnavailable("the store went away")
+
+
+async def test_a_resume_that_did_not_get_through_does_not_keep_others_from_the_run() -> None:
+    clock = ManualClock()
+    journal = MemoryStore(clock=clock).open_async()
+    with pytest.raises(StoreUnavailable):
+        await take_over(FailsToSettle(journal), "run", "gone", "second")
+    assert not await take_over(journal, "run", "gone", "third"), "the second may still be at it"
+    clock.advance(LEASE_MS)
+    assert await take_over(journal, "run", "gone", "third")
+    assert not await take_over(journal, "run", "gone", "second"), "one host resumes a run"
+    clock.advance(LEASE_MS - 1)
+    assert not await take_over(journal, "run", "gone", "fourth")
 
 
 @pytest.mark.parametrize("process", [DEAD, owner_token()], ids=["dead", "living"])
