@@ -6,23 +6,26 @@ the endpoint. Only a digest of the client's key is stored.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from antiphon._gateway.ids import uuid7
-from antiphon._gateway.owner import certainly_dead
 from antiphon.canonical import canonical_digest
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import AntiphonError, StoreError
 from antiphon.host.wire import from_json, to_json
-from antiphon.host.worker_lease import claim_request, lease_is_over
+from antiphon.host.worker_lease import claim_request, is_abandoned, renew_every
 from antiphon.ports import Begun, Claimed, Existing, Journal, Settlement, StaticClaimRequest
+
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 KEEP_MS = 26 * 3_600_000
 """A little more than the 24 hours that the protocol requires."""
-_LEASE_MS = 15_000
+_LEASE_MS, _RENEW_S = 15_000, 5.0
 _WAIT_S = 10.0
 _LOOK_S = 1.0
 
@@ -47,11 +50,6 @@ class StillRunning(Exception):
 
 Action = Callable[[str, bool], Awaitable[Reply]]
 """Does the work, creating its resource under the given id; the flag says that it may already exist."""
-
-
-def _keeps(status: int) -> bool:
-    """Whether an answer is final: neither a transient failure nor a request that was never accepted."""
-    return status < 500 and status not in (400, 401, 403, 408, 413, 415, 429)
 
 
 async def once(
@@ -83,8 +81,7 @@ async def once(
             raise KeyMismatch
         if record.state == "done":
             return _again(record)
-        lost = record.state != "inflight" or lease_is_over(record, got.now_ms) or certainly_dead(record.owner)
-        if lost:
+        if record.state != "inflight" or is_abandoned(got):
             if record.request.params_digest == digest:  # reuse the id: the lost owner may have created the resource
                 identifier, again = record.request.request_id, True
             got = await journal.take_over(request(identifier), record.version)
@@ -95,23 +92,28 @@ async def once(
         await journal.wait(claim, record.version, min(left, _LOOK_S))
         identifier, again = uuid7(), False
         got = await journal.begin(request(identifier))
+    version = got.version
+    renewing = renew_every(_RENEW_S, lambda: journal.renew(claim, version, _LEASE_MS), "the claim of a request")
+    renewal = asyncio.create_task(renewing, name="antiphon-request-lease")
     try:
-        reply = await action(identifier, again)
-    except BaseException as error:
-        if isinstance(error, AntiphonError) and not isinstance(error, StoreError):
-            await journal.clear(claim)  # refused before anything was created, so the key is free again
-        else:
-            await journal.settle(claim, got.version, Settlement("cancelled", KEEP_MS, dispatched=False))
-        raise
-    if _keeps(reply.status):
+        try:
+            reply = await action(identifier, again)
+        except BaseException as error:
+            if isinstance(error, AntiphonError) and not isinstance(error, StoreError):
+                await journal.clear(claim, version)  # refused before anything was created, so the key is free again
+            else:
+                await journal.settle(claim, version, Settlement("cancelled", KEEP_MS, dispatched=False))
+            raise
         body = reply.body
         if reply.unkept:
             body = {name: value for name, value in body.items() if name not in reply.unkept}
         kept = to_json({"status": reply.status, "body": body})
-        await journal.settle(claim, got.version, Settlement("done", KEEP_MS, payload=kept, attempt_count=1))
-    else:
-        await journal.clear(claim)
-    return reply
+        settlement = Settlement("done", KEEP_MS, payload=kept, attempt_count=1)
+        if await journal.settle(claim, version, settlement) is None:
+            log.warning("the response to %s was not stored: its claim was taken over", endpoint)
+        return reply
+    finally:
+        renewal.cancel()
 
 
 def _again(record: DedupeRecord) -> Reply:
