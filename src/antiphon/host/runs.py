@@ -119,14 +119,17 @@ async def _create(
     host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[WorkflowEvent], again: bool
 ) -> None:
     """Write the first events, then the manifest that makes them a run, then execute."""
-    if again and await host.journal.manifest(manifest.id) is not None:
-        await host.resume_orphans()  # an earlier request with this key got this far
-        return
+    if again:
+        if await host.journal.manifest(manifest.id) is not None:
+            await host.resume_orphans()  # an earlier request with this key got this far
+            return
+        await host.journal.delete_run(manifest.id)  # it may have left events
     host.check_room(manifest.tenant)
     run = HostRun(host, manifest, workflow, events, new=True)
     rows = await run.rows_of([(told, number) for number, told in enumerate(events)])
     manifest = run.manifest = run.recorder.with_key(manifest)
-    await asyncio.gather(host.journal.append(manifest.id, rows), host.journal.open_run(manifest))
+    await host.journal.append(manifest.id, rows)
+    await host.journal.open_run(manifest)
     run.tell_start()
     if not run.is_replay and len(events) == 1:
         host.deliver(manifest, [(events[0], 0)], run.masked)

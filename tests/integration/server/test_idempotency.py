@@ -142,6 +142,27 @@ async def test_a_request_whose_host_failed_is_taken_up_with_the_same_id(
     assert len((await client.get("/v1/runs")).json()["runs"]) == 1
 
 
+@pytest.mark.parametrize("write", ["append", "open_run"])
+async def test_a_start_that_the_store_refused_halfway_can_be_repeated(
+    client: Client, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    from antiphon.errors import StoreUnavailable
+
+    async def fails(*_: Any) -> None:
+        raise StoreUnavailable("the store went away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client.host.journal, write, fails)
+        assert (await client.post("/v1/runs", json=START, headers=KEYED)).status_code == 503
+    assert (await client.get("/v1/runs")).json()["runs"] == [], "a run has events"
+    answer = await client.post("/v1/runs", json=START, headers=KEYED)
+    assert answer.status_code == 201
+    run = answer.json()["runId"]
+    assert (await client.ended(run))["status"] == "completed"
+    events = await client.events(run)
+    assert [event["sequence"] for event in events] == list(range(len(events)))
+
+
 async def test_the_key_itself_is_not_stored(client: Client, tmp_path: Path) -> None:
     secret = "my-very-own-idempotency-key-4711"
     await client.post("/v1/runs", json=START, headers={"Idempotency-Key": secret})
