@@ -140,14 +140,15 @@ class Command(NamedTuple):
         _add(parser, self.arguments)
         return parser
 
-    def parse(self, name: str, words: list[str]) -> argparse.Namespace:
+    def parse(self, name: str, words: list[str], known: argparse.Namespace | None = None) -> argparse.Namespace:
         """Options may stand before, between and behind the other words; behind ``--`` there are none.
 
-        ``parse_intermixed_args`` does the same but loses words behind ``--``.
+        ``parse_intermixed_args`` does the same but loses words behind ``--``. If the rest of the line is another
+        command line, what is *known* from an earlier part of it holds unless *words* say otherwise.
         """
         parser, options = self.parser(name), self.parser(name)
         if any(action.nargs == argparse.REMAINDER for action in parser._actions):
-            return parser.parse_args(words)  # the rest is another command line
+            return parser.parse_args(words, known)
         options._actions[:] = [action for action in options._actions if action.option_strings]
         options.format_help = parser.format_help  # type: ignore[method-assign]
         end = words.index("--") if "--" in words else len(words)
@@ -170,9 +171,9 @@ def find(place: str) -> Command:
     return found
 
 
-def call(name: str, command: Command, words: list[str]) -> int:
+def call(name: str, command: Command, words: list[str], known: argparse.Namespace | None = None) -> int:
     """Parse, run, and turn errors into one line on standard error and an exit code."""
-    arguments = command.parse(name, words)
+    arguments = command.parse(name, words, known)
     code = _SIGPIPE
     try:
         with _named_store(arguments, makes=name in _MAKES_STORE):

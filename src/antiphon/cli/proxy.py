@@ -194,7 +194,7 @@ def mcp(arguments: argparse.Namespace) -> int:
         raise InvalidInput("There is nothing to wrap.", hint="Write: antiphon mcp wrap -- COMMAND")
     place = words.index("--") if "--" in words else 0
     if place > 1 and words[1].startswith("-"):  # options after "wrap"
-        return call("mcp", mcp, [*words[1:place], "wrap", *words[place:]])
+        return call("mcp", mcp, [*words[1:place], "wrap", *words[place:]], arguments)
     server = words[2:] if place == 1 else words[1:]
     if not server:
         raise InvalidInput("There is no command to start.", hint="Write: antiphon mcp wrap -- COMMAND")

@@ -78,6 +78,8 @@ def test_a_session_passes_runs_once_and_replays_without_a_process(tmp_path: Path
     program.unlink()
     replayed = asyncio.run(_session([*wrap, "--mode", "replay", *command], env, mode, keys))
     assert replayed == live
+    split = ["mcp", "--mode", "replay", "--server", "desk", "wrap", "--run", "shop"]
+    assert asyncio.run(_session([*split, *command], env, mode, keys)) == live, "options also stand before wrap"
     assert effects.read_text().split() == ["A1", "A1"]
 
 
