@@ -106,6 +106,11 @@ def claims(arguments: argparse.Namespace) -> int:
 async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
     chosen = {name: getattr(arguments, name) for name in ("tool", "session", "prefix")}
     keys, arguments.key = arguments.key, "".join(arguments.key[:1])
+    if arguments.what == "resolve":
+        if arguments.version is not None and (len(keys) != 1 or arguments.reconcile):
+            raise InvalidInput("--version applies to one claim.", hint="Name its key or fingerprint.")
+        if arguments.in_flight and (not keys or arguments.reconcile):
+            raise InvalidInput("resolve --in-flight applies to named claims.", hint="Name their keys or fingerprints.")
     if len(keys) > 1:
         if arguments.what != "resolve" or arguments.reconcile:
             raise InvalidInput("Name one claim.", hint="Several are resolved with one verdict, or chosen by --tool.")
@@ -118,8 +123,9 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
         return await admin.claim(arguments.key)
     also = {"in_flight": arguments.in_flight, "unknown": arguments.unknown}
     if arguments.what == "clear":
-        await _confirm(admin, arguments, {"prefix": arguments.key})
-        return await admin.clear(arguments.key, arguments.reason, **also)
+        key = (await admin.claim(arguments.key))["key"]
+        await _confirm(admin, arguments, {"prefix": key})
+        return await admin.clear(key, arguments.reason, **also)
     if arguments.what == "flush":
         await _confirm(admin, arguments, chosen)
         return await admin.flush(**chosen, **also, reason=arguments.reason)
@@ -177,7 +183,8 @@ async def _resolve_all(
     if found and not (arguments.yes or arguments.dry_run):
         ask(f"{plural(len(found), 'unknown outcome')} will be settled as {verdict}. Continue?")
     verdicts = [Verdict(key, verdict, told["value"], version) for key, version in found]
-    made = await admin.resolve_all(verdicts, reason=arguments.reason, dry_run=arguments.dry_run)
+    options = {"in_flight": arguments.in_flight, "dry_run": arguments.dry_run}
+    made = await admin.resolve_all(verdicts, reason=arguments.reason, **options)
     return {**made, "as": verdict}
 
 

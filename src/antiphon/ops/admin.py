@@ -288,7 +288,7 @@ class Admin:
 
     async def accepted_recording(self, done: dict[str, Any], run: str, reason: str) -> dict[str, Any]:
         """Record that a golden artifact was replaced by a run."""
-        return await self._done("accept", {"run": run, "path": done["path"], "reason": self._shown(reason)}, done)
+        return await self._done("accept", {"run": run, "path": done["path"], "reason": reason}, done)
 
     # -- breakers ----------------------------------------------------------------------------------------------------
 
@@ -449,15 +449,16 @@ class Admin:
         about = {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason}
         return await self._done("resolve", about, {"key": record.key, "resolved": verdict})
 
-    async def resolve_all(self, verdicts: Sequence[Verdict], *, reason: str = "", dry_run: bool = False) -> Bulk:
+    async def resolve_all(
+        self, verdicts: Sequence[Verdict], *, reason: str = "", in_flight: bool = False, dry_run: bool = False
+    ) -> Bulk:
         """Settle several claims, each as :meth:`resolve` does; one that is refused does not stop the others."""
         resolved, refused = 0, []
+        options = {"reason": reason, "in_flight": in_flight, "dry_run": dry_run}
         unaudited: dict[str, str] = {}
         for one in verdicts:
             try:
-                done = await self.resolve(
-                    one.key, one.verdict, value=one.value, reason=reason, version=one.version, dry_run=dry_run
-                )
+                done = await self.resolve(one.key, one.verdict, value=one.value, version=one.version, **options)
                 resolved += 1
                 if NOT_AUDITED in done:
                     unaudited[NOT_AUDITED] = done[NOT_AUDITED]
@@ -583,6 +584,8 @@ class Admin:
     def _line(self, act: str, detail: Mapping[str, Any]) -> dict[str, Any]:
         """Who did it and for whom stays readable, even if these are mail addresses; the rest is masked."""
         given = {name: value for name, value in detail.items() if value not in ("", None)}
+        if "reason" in given:
+            given["reason"] = self._shown(given["reason"])
         clean: dict[str, Any] = orjson.loads(self._redactor.redact_bytes(orjson.dumps(given))[0])
         people = {"by": self.actor, **({"to": given["to"]} if "to" in given else {})}
         return {"act": act, **clean, **people}

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from antiphon import Antiphon
+from antiphon._drive import drive
+from antiphon.ops.admin import Admin
 from tests.integration.cli.conftest import Command
 
 SHOP = """
@@ -64,6 +69,71 @@ def shop(antiphon: Command) -> Command:
     Path("till_to_reconcile.py").write_text(SHOP)
     subprocess.run([sys.executable, "till_to_reconcile.py"], check=True, capture_output=True)
     return antiphon
+
+
+@pytest.mark.parametrize("named", ["key", "fingerprint"])
+def test_an_unknown_outcome_is_cleared_only_after_a_question(shop: Command, named: str) -> None:
+    *_, claim = shop("claims", "list", "--state", "unknown", "--json").json["claims"]
+    clear = ("claims", "clear", claim[named], "--unknown")
+    refused = shop(*clear)
+    assert refused.code == 2
+    assert "1 unknown: equal calls will run although these may have taken effect" in refused.err
+    assert len(shop("claims", "list", "--state", "unknown", "--json").json["claims"]) == 5
+    assert shop(*clear, "--yes", "--json").json == {"key": claim["key"], "cleared": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("A", "B", "--did-not-happen"), "--version"),
+        (("--tool", "tools/parcel", "--did-not-happen"), "--version"),
+        (("--reconcile", "--entry", "till_to_reconcile.py"), "--version"),
+        (("--tool", "tools/parcel", "--did-not-happen"), "--in-flight"),
+        (("--reconcile", "--entry", "till_to_reconcile.py"), "--in-flight"),
+    ],
+)
+def test_options_for_named_claims_are_refused_elsewhere(shop: Command, words: tuple[str, ...], option: str) -> None:
+    done = shop("claims", "resolve", *words, option, *(["9"] if option == "--version" else []), "--yes")
+    assert done.code == 2
+    assert option in done.err
+    assert len(shop("claims", "list", "--state", "unknown", "--json").json["claims"]) == 5
+
+
+def test_several_calls_in_flight_are_resolved_together(antiphon: Command) -> None:
+    gateway, go = Antiphon().gateway, threading.Event()
+
+    @gateway.tool(idempotent=False, key="order")
+    def send(order: str) -> None:
+        go.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(send, order=order) for order in ("o-1", "o-2")]
+        while len(found := antiphon("claims", "list", "--state", "inflight", "--json").json["claims"]) < 2:
+            pass
+        resolve = ("claims", "resolve", *(claim["key"] for claim in found), "--did-not-happen", "--yes", "--json")
+        refused = antiphon(*resolve)
+        assert (refused.code, refused.json["resolved"], len(refused.json["refused"])) == (1, 0, 2)
+        done = antiphon(*resolve, "--in-flight")
+        go.set()
+        assert (done.code, done.json["resolved"]) == (0, 2)
+        for call in calls:
+            call.exception(60)
+
+
+@pytest.mark.parametrize(
+    ("words", "act"),
+    [
+        (("clear", "KEY", "--unknown"), "clear"),
+        (("resolve", "KEY", "--did-not-happen"), "resolve"),
+        (("flush", "--tool", "tools/parcel", "--unknown"), "flush"),
+    ],
+)
+def test_a_reason_that_is_no_unicode_is_audited_as_text(shop: Command, words: tuple[str, ...], act: str) -> None:
+    (claim,) = shop("claims", "list", "--tool", "tools/parcel", "--json").json["claims"]
+    given = (claim["key"] if word == "KEY" else word for word in words)
+    assert shop("claims", *given, "--yes", "--reason", "caf\udce9\nau lait").code == 0
+    (entry,) = drive(Admin(Antiphon()).audit())
+    assert (entry["act"], entry["reason"]) == (act, "caf  au lait")
 
 
 def test_what_reconcile_knows_is_settled_and_the_rest_stays_unknown(shop: Command) -> None:
