@@ -57,9 +57,14 @@ def next_steps(
                 rows.append({**row, "verdict": None, "why": why})
                 continue
             try:
-                answer = _said(run.llm({**request, **({"model": model} if model else {})}, send))
+                response = run.llm({**request, **({"model": model} if model else {})}, send)
             except Exception as error:  # a step that cannot be asked for becomes a row
                 rows.append({**row, "verdict": ERROR, "why": f"{type(error).__name__}: {error}"[:_LONG]})
+                continue
+            answer = _said(response)
+            if answer is None:
+                why = f"the model function returned a {type(response).__name__} that is not a model response"
+                rows.append({**row, "verdict": ERROR, "why": why})
                 continue
             rows.append({**row, "answer": answer, "verdict": _compared(recorded, answer)})
         counted = Counter(row["verdict"] for row in rows if row["verdict"] is not None)
@@ -120,9 +125,7 @@ def _arguments(value: Any) -> Any:
         return value
 
 
-def _compared(recorded: dict[str, Any], answer: dict[str, Any] | None) -> str:
-    if answer is None:
-        return ERROR
+def _compared(recorded: dict[str, Any], answer: dict[str, Any]) -> str:
     left, right = recorded["calls"], answer["calls"]
     if left and right:
         if left == right:

@@ -563,6 +563,9 @@ def test_the_command_compares_many_runs(home: Path, capsys: pytest.CaptureFixtur
     out, err = capsys.readouterr()
     assert "answers instead" in out
     assert "gone" in err
+    Path("strange.py").write_text("def ask(request):\n    return {'foo': 1}\n")
+    assert main(["next-step", "trial-1", "--llm", "strange.py:ask", "--details"]) == 1
+    assert "the model function returned a dict that is not a model response" in capsys.readouterr().out
 
 
 def test_our_own_runs_have_next_steps_too(home: Path) -> None:
