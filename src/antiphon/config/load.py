@@ -155,7 +155,8 @@ def _variables() -> dict[str, tuple[str, Any]]:
                 for field in msgspec.structs.fields(candidate):
                     if settable(field.type):
                         found[f"ANTIPHON_{section}_{field.name}".upper()] = (f"{section}.{field.name}", field.type)
-    return found | {variable: (key, str) for variable, key in _SHORT.items()}
+    kinds = dict(found.values())
+    return found | {variable: (key, kinds[key]) for variable, key in _SHORT.items()}
 
 
 def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -206,14 +207,14 @@ _OWN = re.compile(r"ANTIPHON_(?:TEST|BENCH|EXEC)")
 """Variables of our tests, our benchmarks and of programs that ``antiphon exec`` starts."""
 
 
+_BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+
+
 def _given(value: str, kind: Any) -> Any:
     if getattr(kind, "__origin__", None) is tuple:
         return [part.strip() for part in value.split(",") if part.strip()]
-    lowered = value.strip().lower()
-    if lowered in ("true", "on", "yes"):
-        return True
-    if lowered in ("false", "off", "no"):
-        return False
+    if bool in (kind, *getattr(kind, "__args__", ())):
+        return _BOOLEANS.get(value.strip().lower(), value)
     return value
 
 

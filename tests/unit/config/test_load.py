@@ -33,6 +33,11 @@ def test_the_environment_wins_over_the_file_and_both_are_named(tmp_path: Path) -
         ("ANTIPHON_RETRY_RETRIABLE_CODES", "busy", "retry.retriable_codes", ("busy",)),
         ("ANTIPHON_STORE", "memory:", "store.url", "memory:"),
         ("ANTIPHON_BREAKER_CONSECUTIVE", "3", "breaker.consecutive", 3),
+        ("ANTIPHON_TENANT", "no", "gateway.tenant", "no"),
+        ("ANTIPHON_GATEWAY_TENANT", "True", "gateway.tenant", "True"),
+        ("ANTIPHON_ARTIFACTS_REGION", "off", "artifacts.region", "off"),
+        ("ANTIPHON_TEST_SEAMS", "on", "host.test_seams", True),
+        ("ANTIPHON_HOST_TEST_SEAMS", "1", "host.test_seams", True),
     ],
 )
 def test_variables_of_every_kind(variable: str, value: str, setting: str, wanted: object) -> None:
