@@ -118,8 +118,8 @@ def select(app: Antiphon, words: str) -> list[str]:
         if span is None:
             raise InvalidInput(f"since={wanted['since']} is no time.", hint="For example: since=7d", path="select")
         since = app.clock.now_ms() - int(span[1]) * _SECONDS[span[2]] * 1000
-    if not wanted.get("limit", "1").isdecimal():
-        raise InvalidInput(f"limit={wanted['limit']} is no number.", path="select")
+    if not re.fullmatch("0*[1-9][0-9]*", wanted.get("limit", "1")):
+        raise InvalidInput(f"limit={wanted['limit']} is not a whole number from 1.", path="select")
     limit = int(wanted.get("limit", "1000000"))
     found: list[str] = []
     named_ = {"name": wanted["name"]} if "name" in wanted else {}
@@ -251,8 +251,9 @@ def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
     """The plan of an existing matrix, by its id or a unique prefix."""
     app = app or current()
     parent = folder_of()
-    found = sorted(path.name for path in parent.glob(f"{wanted}*") if (path / PLAN).is_file()) if wanted else []
-    if re.search(r"[^\w-]", wanted) or len(found) != 1:
+    is_name = re.fullmatch(r"[\w-]+", wanted)
+    found = sorted(path.name for path in parent.glob(f"{wanted}*") if (path / PLAN).is_file()) if is_name else []
+    if len(found) != 1:
         said = f"matches several matrices: {', '.join(found)}" if len(found) > 1 else f"is not in {parent}"
         raise NotFound(f"The matrix {wanted!r} {said}.", hint="A matrix prints its id when it starts.")
     try:

@@ -596,7 +596,14 @@ def test_a_selection_says_which_runs(agent: Agent) -> None:
     assert len(select(agent.app, "name=main limit=2")) == 2
     with pytest.raises(NotFound):
         select(agent.app, "name=nobody")
-    for words in ("colour=red", "since=soon", "limit=x", "name=main please", "name=main name=other"):
+    for words in (
+        "colour=red",
+        "since=soon",
+        "limit=x",
+        "name=main limit=0",
+        "name=main please",
+        "name=main name=other",
+    ):
         with pytest.raises(InvalidInput):
             select(agent.app, words)
 
@@ -642,6 +649,9 @@ def test_functions_and_memory_stores_stay_in_this_process(agent: Agent) -> None:
         resumed(plan.id, agent.app)
     with pytest.raises(NotFound):
         resumed("nothing", agent.app)
+    for name in ("/x", "a**", "../x", ""):
+        with pytest.raises(NotFound, match="is not in"):
+            resumed(name, agent.app)
 
 
 def test_matrices_of_this_machine_are_listed_with_verdict_and_progress(agent: Agent, home: Path) -> None:
