@@ -167,8 +167,10 @@ def _runs(rows: list[dict[str, Any]], total: int) -> Iterator[str]:
     ]
     text = ui.table(head, lines, right=(5,), shorten={0: 13, 1: 10}, keep=(2,)).splitlines()
     yield text[0]
+    at = len(text[0].removeprefix("\x1b[1m").partition("STATUS")[0])
     for line, row in zip(text[1:], rows, strict=True):
-        yield line.replace(row["status"], _COLOUR.get(row["status"], ui.yellow)(row["status"]), 1)
+        colour = _COLOUR.get(row["status"], ui.yellow)
+        yield line[:at] + line[at:].replace(row["status"], colour(row["status"]), 1)
     if total > len(rows):
         yield ui.dim(f"{len(rows)} of {total} runs; --all lists them all")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from antiphon import Antiphon
 from antiphon.cli import COMMANDS
 from tests.integration.cli.conftest import Command
 from tests.unit.redact.corpus import Forge, tokens
@@ -616,6 +618,13 @@ def test_long_work_shows_its_progress_on_a_terminal(antiphon: Command, monkeypat
     shown = on_a_terminal("import", "big.antiphon")
     assert b"importing, events: 200 of 202" in shown
     assert b"\x1b[1m" in on_a_terminal("runs"), "the head of the table is bold"
+
+
+def test_the_status_of_a_run_is_coloured_and_not_its_name(antiphon: Command) -> None:
+    with contextlib.suppress(ValueError), Antiphon().run("failed-orders"):
+        raise ValueError("no such order")
+    shown = on_a_terminal("runs")
+    assert b"failed-orders  \x1b[31mfailed\x1b[0m" in shown
 
 
 def test_samples_a_scan_a_cleanup_and_a_backup_show_their_progress(antiphon: Command, tmp_path: Path) -> None:
