@@ -92,16 +92,18 @@ class Antiphon:
         """The gateway for synchronous code."""
         from antiphon.ops.gateways import Gateway
 
-        return Gateway(self.store, self.loaded, tenant=self.tenant, workspace=self.workspace, listeners=self._listeners)
+        return self._wired(Gateway)
 
     @functools.cached_property
     def async_gateway(self) -> AsyncGateway:
         """The gateway for asyncio code."""
         from antiphon.ops.gateways import AsyncGateway
 
-        return AsyncGateway(
-            self.store, self.loaded, tenant=self.tenant, workspace=self.workspace, listeners=self._listeners
-        )
+        return self._wired(AsyncGateway)
+
+    def _wired(self, kind: Callable[..., R]) -> R:
+        whose = {"tenant": self.tenant, "workspace": self.workspace}
+        return kind(self.store, self.loaded, **whose, clock=self.clock, listeners=self._listeners)
 
     @functools.cached_property
     def blobs(self) -> Blobs | None:

@@ -17,7 +17,8 @@ OUTAGE = 0.5
 def step_of(span_ms: int) -> int:
     """The bucket width that divides *span_ms* into at most sixty buckets."""
     fitting = (step for step in _STEPS_MS if span_ms / step <= BUCKETS)
-    return next(fitting, -(-span_ms // BUCKETS // 86_400_000 + 1) * 86_400_000)
+    longest = _STEPS_MS[-1]
+    return next(fitting, -(-span_ms // (BUCKETS * longest)) * longest)
 
 
 class _Tally:

@@ -16,13 +16,13 @@ import antiphon
 from antiphon._drive import drive
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy
 from antiphon.ops.app import Antiphon
-from antiphon.ops.health import health
+from antiphon.ops.health import BUCKETS, health, step_of
 from antiphon.ops.traffic import Call, Traffic, counted
 from antiphon.ops.what_if import Limits, Wanted, sent_under, what_if
 from antiphon.ports import Clock
 from antiphon.stores import MemoryStore
 from antiphon.stores._adapters import AsyncFromSync
-from tests.unit.gateway.kit import START_MS
+from tests.unit.gateway.kit import START_MS, ManualClock
 
 LOOSE = Limits(BreakerPolicy(consecutive=1_000, min_calls=1_000, window_calls=1_000), 4)
 
@@ -177,6 +177,34 @@ def test_health_counts_what_the_outage_cost() -> None:
     assert tool["outageAmplification"] > tool["amplification"] > 1
     assert (tool["p50Ms"], tool["p95Ms"]) == (37, 37)
     assert len(found["series"]["atMs"]) <= 61
+
+
+def test_one_clock_times_an_application_and_its_gateways() -> None:
+    clock = ManualClock()
+    app = Antiphon(store=MemoryStore(clock=clock), clock=clock)
+    lost = [ConnectionResetError(104, "reset by peer") for _ in range(2)]
+
+    def fetch() -> str:
+        if lost:
+            raise lost.pop()
+        return "ok"
+
+    assert app.gateway.tool(idempotent=True)(fetch)() == "ok"
+    assert len(clock.slept) == 2
+    lost.append(ConnectionResetError(104, "reset by peer"))
+
+    @app.async_gateway.tool(idempotent=True)
+    async def fetch_later() -> str:
+        return fetch()
+
+    assert asyncio.run(fetch_later()) == "ok"
+    assert len(clock.slept) == 3
+
+
+@pytest.mark.parametrize("days", [59, 60, 61, 90, 119, 120, 121, 3_650])
+def test_health_has_at_most_sixty_steps_however_long_it_was(days: int) -> None:
+    span = days * 86_400_000
+    assert BUCKETS / 3 < span / step_of(span) <= BUCKETS
 
 
 def test_effects_are_counted_by_claim() -> None:
