@@ -414,6 +414,21 @@ class ClaimRules(Harness):
         must(await j.alias(key, "call-3", settled or 0), "another call can share it")
         must(existing(await j.read(key, "call-3")).own == own, "and finds it")
 
+    async def rule_an_outdated_version_is_neither_shared_nor_replaced(self, j: Journal) -> None:
+        """Once an earlier execution has a new version, nothing can be done with its old one."""
+        key, held = await self.held(j)
+        unknown = await j.settle(key, held.version, failed("outcome_unknown")) or 0
+        second = claimed(await j.take_over(self.request(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), unknown))
+        settled = await j.settle(key, unknown, failed()) or 0
+        must(settled > unknown, "the earlier execution gets a new version")
+        must(not await j.alias(key, "call-9", unknown), "an outdated version is not shared")
+        must(existing(await j.read(key, "call-9")).own is None, "an outdated version aliases nothing")
+        await j.settle(key, second.version, failed(ttl_ms=SHORT_MS))
+        await self.pass_ms(SHORT_MS + 50)
+        shown = existing(await j.take_over(self.request(key, "call-1"), unknown))
+        must(shown.current.version == settled, "a takeover of an outdated version is shown the new one")
+        claimed(await j.take_over(self.request(key, "call-1"), settled))
+
     async def rule_only_the_holder_renews(self, j: Journal) -> None:
         """A renewal extends the lease of an in-flight claim with that version and no other."""
         key, held = await self.held(j, lease_ms=1_000)

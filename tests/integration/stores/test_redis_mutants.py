@@ -58,6 +58,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         ("unknown_is_settled_by_its_new_version", "settle", "'1 ' .. fresh", "'1 ' .. ARGV[4]"),
         ("unknown_is_settled_after_others_followed", "settle_earlier", "or not unknown or", "or"),
         ("unknown_is_settled_after_others_followed", "settle_earlier", "'v:' .. fresh, place)", "'v:0', place)"),
+        ("an_outdated_version_is_neither_shared_nor_replaced", "alias", "its ~= ARGV[2] or ", ""),
+        ("an_outdated_version_is_neither_shared_nor_replaced", "claim", "'^%d+ (%d+) ') == ARGV[3]", "'') ~= ARGV[3]"),
         ("earlier_executions_are_listed", "earlier", "KEYS[2], now,", "KEYS[2], '-inf',"),
         ("final_state_sets_the_ttl", "settle", "'PX', ARGV[6]).err", "'KEEPTTL').err"),
         ("only_the_holder_renews", "renew", "if version ~= ARGV[1] then", "if false then"),

@@ -89,6 +89,30 @@ class SharesWhatRuns(SyncMemoryJournal):
         return super().alias(key, identity, version) or version > 0
 
 
+class OutdatedVersionsStayValid(SyncMemoryJournal):
+    """The version before the last settlement still names its execution."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.newer: dict[int, int] = {}
+
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        settled = super().settle(key, version, settlement, events)
+        if settled is not None:
+            self.newer[version] = settled
+        return settled
+
+
+class SharesOutdatedVersions(OutdatedVersionsStayValid):
+    def alias(self, key: str, identity: str, version: int) -> bool:
+        return super().alias(key, identity, self.newer.get(version, version))
+
+
+class ReplacesOutdatedVersions(OutdatedVersionsStayValid):
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
+        return super().take_over(request, self.newer.get(version, version), events)
+
+
 class RunsWhatWasShared(SyncMemoryJournal):
     """Taking compares the current version alone."""
 
@@ -296,6 +320,8 @@ CAUGHT_BY: list[tuple[type[SyncMemoryJournal | MemoryJournal], str, Face]] = [
     (AliasForgotten, "alias", "sync"),
     (SharesWhatRuns, "an_identity_has_one_answer", "sync"),
     (SharesWhatRuns, "sharing_and_running_exclude_each_other", "async"),
+    (SharesOutdatedVersions, "an_outdated_version_is_neither_shared_nor_replaced", "sync"),
+    (ReplacesOutdatedVersions, "an_outdated_version_is_neither_shared_nor_replaced", "async"),
     (RunsWhatWasShared, "an_identity_has_one_answer", "sync"),
     (RunsWhatWasShared, "sharing_and_running_exclude_each_other", "async"),
     (LifeFreesTheClaim, "a_claim_in_flight_does_not_expire", "sync"),

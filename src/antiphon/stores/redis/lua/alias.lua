@@ -27,7 +27,8 @@ else
   end
   ends = string.match(place, ' (%d+)$')
   local execution = redis.call('HGET', KEYS[2], 'e:' .. string.match(place, '^%d+')) or ''
-  if tonumber(ends) <= now or string.find(execution, '^%d+ %d+ inflight ') then
+  local its, result = string.match(execution, '^%d+ (%d+) (%a+) ')
+  if its ~= ARGV[2] or result == 'inflight' or tonumber(ends) <= now then
     return 0
   end
 end

@@ -42,7 +42,7 @@ if place then
     own = 1
   elseif tonumber(over) > time[1] * 1000 + math.floor(time[2] / 1000) then
     own = call('HGET', KEYS[2], 'e:' .. fence)
-    seen = seen or own and not state and ARGV[3] ~= '' and call('HGET', KEYS[2], 'v:' .. ARGV[3]) == place
+    seen = seen or own and not state and string.match(own, '^%d+ (%d+) ') == ARGV[3]
   end
 end
 -- Who takes replaces what he has seen, unless his identity has a result by now.
