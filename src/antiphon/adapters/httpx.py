@@ -96,8 +96,17 @@ def _proxies() -> dict[str, str | None]:
         for host in filter(None, (name.strip() for name in found.get("no", "").split(","))):
             if host == "*":
                 return {}
-            routes[f"all://{host}" if ":" in host or host == "localhost" else f"all://*{host}"] = None
+            routes[_pattern(host)] = None
     return routes
+
+
+def _pattern(host: str) -> str:
+    """The httpx URL pattern of an entry in ``NO_PROXY``."""
+    if "://" in host:
+        return host
+    if host.count(":") > 1 and "[" not in host:
+        return f"all://[{host.partition('/')[0]}]"  # IPv6; httpx matches no networks
+    return f"all://{host}" if ":" in host or host == "localhost" else f"all://*{host}"
 
 
 def _name(module: ModuleType | str) -> str:

@@ -15,7 +15,7 @@ import pytest
 import antiphon
 from antiphon import Antiphon
 from antiphon.adapters import _retries
-from antiphon.adapters.httpx import _proxies, async_transport, transport
+from antiphon.adapters.httpx import _proxies, async_transport, client_options, transport
 from antiphon.errors import InvalidInput
 from antiphon.ops.replay import replay
 from tests.fake_provider import FakeProvider, Reply
@@ -322,6 +322,30 @@ def test_proxies_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert routes["https://"] == "http://proxy.local:3128"
     assert routes["all://*internal.example"] is None
     assert routes["all://localhost"] is None
+
+
+@pytest.mark.parametrize(
+    ("host", "pattern"),
+    [
+        ("::1", "all://[::1]"),
+        ("[::1]", "all://[::1]"),
+        ("[::1]:8080", "all://[::1]:8080"),
+        ("fd00::/8", "all://[fd00::]"),
+        ("http://plain.example", "http://plain.example"),
+        ("plain.example:80", "all://plain.example:80"),
+        ("10.0.0.0/8", "all://*10.0.0.0/8"),
+    ],
+)
+@pytest.mark.parametrize("client", [httpx.Client, httpx2.Client])
+def test_an_entry_of_no_proxy_that_is_no_name(
+    host: str, pattern: str, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy.local:3128")
+    monkeypatch.setenv("NO_PROXY", f"localhost,{host}")
+    with client(**client_options(module=client.__module__.partition(".")[0])):
+        assert _proxies() == {"https://": "http://proxy.local:3128", "all://localhost": None, pattern: None}
 
 
 def test_a_verifying_replay_asks_the_provider_and_sees_a_refusal(speaker: Speaker, app: Antiphon) -> None:
