@@ -131,7 +131,6 @@ class ComposedJournal:
         self.forgotten = claims.forgotten
         self.wait = claims.wait
         self.clear = claims.clear
-        self.earlier = claims.earlier
         self.counts = claims.counts
         self.tenants = claims.tenants
         self.load_breakers = claims.load_breakers
@@ -214,6 +213,9 @@ class ComposedJournal:
 
     async def list(self, **which: Any) -> Records:
         return [_without_run(record) for record in await self._claims.list(**which)]
+
+    async def earlier(self, **which: Any) -> Records:
+        return [_without_run(record) for record in await self._claims.earlier(**which)]
 
     async def sweep(self, limit: int = 1000) -> int:
         return await self._claims.sweep(limit) + await self._log.sweep(limit)

@@ -105,6 +105,15 @@ def test_outcome_in_the_log_settles_a_claim_whose_worker_died_before_settling(
     assert seen.ttl_ms == HOUR_MS
 
 
+def test_owners_are_shown_without_the_run_of_their_events(stores: tuple[Store, Store]) -> None:
+    journal = journal_of(stores)
+    held = claimed(journal.begin(request_for("k", token="first"), [started()]))
+    settled = journal.settle("k", held.version, done()) or 0
+    claimed(journal.take_over(request_for("k", "call-2", token="second"), settled, [started()]))
+    assert [record.owner for record in journal.earlier(tenant="default")] == ["first/test"]
+    assert [record.owner for record in journal.list(tenant="default")] == ["second/test"]
+
+
 def test_nothing_is_repaired_while_the_lease_lives(stores: tuple[Store, Store]) -> None:
     worker = journal_of(stores, claims=["settle"])
     held = claimed(worker.begin(request_for("k"), [started()]))
