@@ -1156,6 +1156,8 @@ class LogRules(Harness):
         must(await seqs(limit=3) == [0, 1, 2], "a limit")
         must(await seqs(start=3, stop=10, limit=2) == [3, 4], "all three")
         must(await seqs(start=20) == [] and await seqs(start=7, stop=7) == [], "nothing there")
+        must(await seqs(start=-1, limit=2) == [0, 1], "a negative start means the first event")
+        must(await seqs(stop=-1) == [] and await seqs(limit=-1) == [], "a negative stop or limit means no event")
         must(await j.events(self.key("no-such-run")) == [], "no such run")
 
     async def rule_runs_do_not_mix(self, j: Journal) -> None:

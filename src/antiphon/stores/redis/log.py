@@ -84,8 +84,9 @@ class RedisLog:
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         _, name = self._names.run(run)
+        start = max(0, start)
         end = start + limit if stop is None else min(stop, start + limit)
-        if end <= start or start < 0:
+        if end <= start:
             return []
         lines = await self._client.execute(("LRANGE", name, start, end - 1))
         return [event_of(start + at, _row(run, line)) for at, line in enumerate(lines)]
