@@ -11,7 +11,6 @@ if the replay uses one twice wherever the recording did. What merely looks like 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -101,17 +100,17 @@ class MaskRules:
 
     def _text(self, old: str, new: str, masks: list[Mask], event: Event, what: str) -> list[NotCompared] | None:
         """What could not be compared, if the two count as equal; ``None`` if they differ."""
-        pattern, parts, position = "", list[str](), 0
+        literals, parts, position = list[str](), list[str](), 0
         for mask in masks:
             end = mask.start + mask.length
-            pattern += re.escape(old[position : mask.start]) + "(.*?)"
+            literals.append(old[position : mask.start])
             parts.append(old[mask.start : end])
             position = end
-        match = re.fullmatch(pattern + re.escape(old[position:]), new, re.DOTALL)
-        if match is None:
+        others = _between(literals, old[position:], new)
+        if others is None:
             return None
         found: list[NotCompared] = []
-        for mask, part, other in zip(masks, parts, match.groups(), strict=True):
+        for mask, part, other in zip(masks, parts, others, strict=True):
             if part == other:
                 continue
             may_differ = self._is_of_machine(mask, event)
@@ -153,6 +152,21 @@ class MaskRules:
     def _same_pattern(self, recorded: str, live: str) -> bool:
         """Another machine has other keys; but where the recording used one twice, the replay must, too."""
         return self._live.setdefault(recorded, live) == live and self._recorded.setdefault(live, recorded) == recorded
+
+
+def _between(literals: list[str], tail: str, text: str) -> list[str] | None:
+    """What follows each of the *literals* in *text*, the first texts as short as possible; ``None`` without a match."""
+    if not text.startswith(literals[0]):
+        return None
+    start, found = len(literals[0]), list[str]()
+    for literal in literals[1:]:
+        at = text.find(literal, start)
+        if at < 0:
+            return None
+        found.append(text[start:at])
+        start = at + len(literal)
+    end = len(text) - len(tail)
+    return [*found, text[start:end]] if start <= end and text.endswith(tail) else None
 
 
 def _names_around(payload: Any, pointer: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import antiphon
 from antiphon.ops.reports import Report
+from tests.ticks import Ticks
 from tests.unit.replay.kit import memory_app, says
 
 
@@ -194,3 +196,20 @@ def test_a_field_that_is_left_alone_is_so_in_a_stream() -> None:
     chunks = "".join(event.payload["data"] for event in run.events() if event.type == "call.chunk")
     assert signature in chunks
     assert all("masks" not in event.meta for event in run.events())
+
+
+@pytest.mark.parametrize("number", [1, 40, 400])
+def test_a_text_with_many_masks_is_compared_at_once(number: int, ticks: Ticks) -> None:
+    desk, begun = Desk(), time.monotonic()
+
+    def code(last: str = "And that is all there is to say about the customers.", domain: str = "example.org") -> str:
+        mails = " ".join(f"customer{n}@{domain}" for n in range(number))
+        antiphon.current_run().prompt("list", f"{mails} {last}")
+        return "done"
+
+    run = desk.record(code)
+    report = desk.replay(run, lambda: code(domain="example.com"))
+    assert report.passed, report.text()
+    assert desk.left_out(report) == [("template", "email"), ("text", "email")]
+    assert not desk.replay(run, lambda: code("But there is more than that to say about some of the customers.")).passed
+    assert ticks.since(begun) < 60
