@@ -39,7 +39,7 @@ import antiphon
 from antiphon import AsyncGateway, DidNotHappen, Gateway, Happened
 from antiphon._drive import drive
 from antiphon.ops.admin import Admin
-from antiphon.ops.runs import all_runs, events_of, timeline
+from antiphon.ops.runs import all_runs, timeline
 from antiphon.ops.sagas import undo_run
 from antiphon.stores import PostgresStore, SQLiteStore
 from antiphon.stores.postgres.journal import PostgresJournal
@@ -223,7 +223,7 @@ class Desk:
     def told(self, name: str) -> dict[str, Any]:
         """All that is known of a case."""
         runs = list(all_runs(self.app, name=name))
-        events = [event.to_wire() for run in runs for event in events_of(self.app, run.id)]
+        events = [event.to_wire() for run in runs for event in self.app.events(run.id)]
         keys = {event["meta"]["execution"]["key"] for event in events if "execution" in event.get("meta", {})}
         claims = [
             row for row in drive(Admin(self.app).claims(limit=10_000)) if row["key"] in keys or _undo_of(row, events)

@@ -40,6 +40,11 @@ PLANTED = {
     ),
     "a decision reads the clock": ("decide/planted.py", "import time", "antiphon.decide.planted -> time"),
     "a module without a layer": ("planted.py", "", "- antiphon.planted\n"),
+    "a circle of use cases": (
+        "ops/resources.py",
+        "def late():\n    import antiphon.ops.admin",
+        "- .resources -> .admin",
+    ),
     "a circle in a store": (
         "stores/sqlite/schema.py",
         "def late():\n    import antiphon.stores.sqlite.file",

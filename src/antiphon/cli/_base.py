@@ -400,10 +400,10 @@ def prompt_in(file: str) -> str:
 
 def none_found(app: Any, named: str | None, what: str, state: str, has: Callable[[Any], Any]) -> str:
     """That a tenant, *named* or not, has nothing to list, where it was looked for, and which tenants have some."""
-    from antiphon.ops.admin import of_tenant, tenants_of
+    from antiphon.ops.admin import tenants_of
 
     _, *others = tenants_of(app)
-    others = [tenant for tenant in others if has(of_tenant(app, tenant))]
+    others = [tenant for tenant in others if has(app.for_tenant(tenant))]
     whose = f" of tenant {app.tenant}" if others or named or app.tenant != "default" else ""
     more = f" These tenants have some (--tenant): {', '.join(others)}." if others else ""
     return ui.safe(f"No {what}{whose}{state}. Looked in {app.store.url} (--store names another).{more}")

@@ -77,11 +77,11 @@ def claims(arguments: argparse.Namespace) -> int:
       antiphon claims flush --session order-1042
     """
     from antiphon._drive import drive
-    from antiphon.ops.admin import Admin, of_tenant, usage
+    from antiphon.ops.admin import Admin, usage
 
     nothing = ""
     with application(arguments) as base:
-        app = of_tenant(base, arguments.tenant)
+        app = base.for_tenant(arguments.tenant)
         result: Any = usage(app) if arguments.what == "usage" else drive(_act(Admin(app), arguments))
         place = app.store.url
         if arguments.what == "list" and not result:

@@ -45,11 +45,10 @@ def approvals(arguments: argparse.Namespace) -> int:
         raise InvalidInput(f"Name one approval: {arguments.what} takes one id.")
     if arguments.what != "list" and not arguments.id:
         raise InvalidInput("Name an approval by its id.", hint="List them: antiphon approvals list")
-    from antiphon.ops.admin import of_tenant
 
     who = arguments.who or user_name()
     with application(arguments) as base:
-        app = of_tenant(base, arguments.tenant)
+        app = base.for_tenant(arguments.tenant)
         desk, place = app.approvals(who, where=f"command line on {socket.gethostname()}"), app.store.url
         if arguments.what == "list":
             found = desk.list(state=arguments.state, tool=arguments.tool, limit=arguments.limit)

@@ -37,8 +37,8 @@ from antiphon.decide.breaker import RESET_REASON
 from antiphon.decide.claim import RESOLVED, SERVED, is_resolution, is_unknown
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.keys import params_digests
-from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
+from antiphon.ops.resources import Resources
 from antiphon.ops.runs import ReservedRun
 from antiphon.ports import BreakerRow, Cursor, Journal, Settlement
 from antiphon.stores._adapters import AsyncFromSync
@@ -66,14 +66,7 @@ def as_breaker_key(tool: str, context: str | None = None) -> str:
     return f"tool/{tool}" if "/" in tool else f"tool/tools/{tool}"
 
 
-def of_tenant(app: Antiphon, tenant: str | None) -> Antiphon:
-    """The application for another tenant of the same store; this one for its own tenant or ``None``."""
-    if not tenant or tenant == app.tenant:
-        return app
-    return Antiphon(app.loaded, store=app.store, tenant=tenant, workspace=app.workspace, clock=app.clock)
-
-
-def tenants_of(app: Antiphon) -> list[str]:
+def tenants_of(app: Resources) -> list[str]:
     """The tenants with claims in the store, the application's own first."""
     return [app.tenant, *sorted(tenant for tenant in app.journal.tenants() if tenant not in (app.tenant, TRIAL))]
 
@@ -111,7 +104,7 @@ def dry(dry_run: bool) -> dict[str, bool]:
 class Admin:
     """The acts of one operator on one tenant's state."""
 
-    def __init__(self, app: Antiphon, journal: Journal | None = None, *, actor: str = "cli") -> None:
+    def __init__(self, app: Resources, journal: Journal | None = None, *, actor: str = "cli") -> None:
         """Without an asynchronous *journal* the acts use the synchronous one and never suspend."""
         self._journal = journal or AsyncFromSync(app.journal)
         self._clock = app.clock
@@ -454,7 +447,7 @@ class Admin:
     ) -> Bulk:
         """Settle several claims, each as :meth:`resolve` does; one that is refused does not stop the others."""
         resolved, refused = 0, []
-        options = {"reason": reason, "in_flight": in_flight, "dry_run": dry_run}
+        options: dict[str, Any] = {"reason": reason, "in_flight": in_flight, "dry_run": dry_run}
         unaudited: dict[str, str] = {}
         for one in verdicts:
             try:
@@ -630,12 +623,12 @@ async def _ask(spec: ToolSpec | None, record: DedupeRecord) -> tuple[str | None,
     return None, None, "it cannot tell" if answer is None else f"reconcile answered {answer!r}"
 
 
-def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
+def note(app: Resources, act: str, detail: Mapping[str, Any]) -> None:
     """Audit something that is about to be done or shown and is not one of :class:`Admin`'s acts."""
     drive(Admin(app)._note(act, detail))
 
 
-def noted(app: Antiphon, act: str, detail: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+def noted(app: Resources, act: str, detail: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     """Audit a change that is not one of :class:`Admin`'s acts; returns the *answer*."""
     return drive(Admin(app)._done(act, detail, answer))
 
@@ -685,7 +678,7 @@ def describe(record: DedupeRecord, fingerprint: str) -> dict[str, Any]:
     }
 
 
-def usage(app: Antiphon) -> dict[str, Any]:
+def usage(app: Resources) -> dict[str, Any]:
     """How many claim records there are, and what one costs the server if the store can tell."""
     measure = getattr(app.journal, "usage", None)
     if measure is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import os
@@ -16,32 +15,20 @@ import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
-from antiphon.config.load import Loaded, load
-from antiphon.config.model import Config, PriceSection
-from antiphon.config.wiring import (
-    ConfigLike,
-    blobs_of,
-    key_ring_of,
-    resolve,
-    rules_of,
-    store_from,
-    take_up_payloads,
-)
+from antiphon.config.load import load
+from antiphon.config.model import Config
+from antiphon.config.wiring import ConfigLike, resolve, take_up_payloads
 from antiphon.contract.events import GIVEN, UNSERIALISABLE, Event, RunManifest, is_masked
 from antiphon.errors import ConfigError, InvalidInput, NotFound
+from antiphon.ops.costs import Charges
 from antiphon.ops.entry import AGENT_MARK, GRACE_S, call_entry, check_arguments, load_entry, name_of
 from antiphon.ops.inputs import Kept, arguments_again, arguments_of, by_name, is_arguments, written_input
-from antiphon.ports import Blobs, Clock, Invoker, Listener, Row, Store, SyncJournal
+from antiphon.ops.resources import Resources
 
-if TYPE_CHECKING:  # reading runs needs neither gateways nor recorder
-    from antiphon._gateway.turns import Guard
-    from antiphon._recording.recorder import LoopJournals, Recorder
+if TYPE_CHECKING:  # reading runs needs no recorder
+    from antiphon._recording.recorder import Recorder
     from antiphon._recording.run import Run
-    from antiphon._recording.seals import KeyRing
-    from antiphon._scope import RunScope, Site, Write, WriteAsync
     from antiphon.ops.approvals import Desk
-    from antiphon.ops.gateways import AsyncGateway, Gateway
-    from antiphon.redact import Redactor
 
     class RecordedRun(Run, Awaitable[Run]):
         """What ``record`` returns for an ``async def``: the run, or an awaitable for it in a running event loop."""
@@ -52,7 +39,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Antiphon:
+class Antiphon(Resources):
     """Store, gateway and recorder of one configuration.
 
     >>> from antiphon.stores import MemoryStore
@@ -63,71 +50,6 @@ class Antiphon:
     'completed'
     """
 
-    def __init__(
-        self,
-        config: ConfigLike = None,
-        *,
-        store: Store | str | None = None,
-        tenant: str | None = None,
-        workspace: str | None = None,
-        clock: Clock | None = None,
-        listeners: tuple[Listener, ...] = (),
-    ) -> None:
-        """*listeners* receive the decisions of its gateways, like a gateway's own listeners."""
-        self.loaded: Loaded = resolve(config)
-        self.config: Config = self.loaded.config
-        self.store: Store = store_from(store, self.config)
-        self.tenant: str = tenant or self.config.gateway.tenant
-        self.workspace: str = workspace or self.config.gateway.workspace
-        self.clock: Clock = clock or Clock()
-        self._listeners = listeners
-
-    @functools.cached_property
-    def journal(self) -> SyncJournal:
-        """The store's synchronous journal."""
-        return self.store.open_sync()
-
-    @functools.cached_property
-    def gateway(self) -> Gateway:
-        """The gateway for synchronous code."""
-        from antiphon.ops.gateways import Gateway
-
-        return self._wired(Gateway)
-
-    @functools.cached_property
-    def async_gateway(self) -> AsyncGateway:
-        """The gateway for asyncio code."""
-        from antiphon.ops.gateways import AsyncGateway
-
-        return self._wired(AsyncGateway)
-
-    def _wired(self, kind: Callable[..., R]) -> R:
-        whose = {"tenant": self.tenant, "workspace": self.workspace}
-        return kind(self.store, self.loaded, **whose, clock=self.clock, listeners=self._listeners)
-
-    @functools.cached_property
-    def blobs(self) -> Blobs | None:
-        """Large payloads; ``None`` for a store that lives only in this process."""
-        return None if self.store.in_process else blobs_of(self.config, self.store)
-
-    @functools.cached_property
-    def _redactor(self) -> Redactor:
-        from antiphon.redact import Redactor
-
-        return Redactor(rules_of(self.config), salt=os.urandom(16), environment=os.environ)
-
-    @functools.cached_property
-    def loops(self) -> LoopJournals:
-        """The store's asynchronous journals, shared by all runs of an event loop."""
-        from antiphon._recording.recorder import LoopJournals
-
-        return LoopJournals(self.store)
-
-    @functools.cached_property
-    def keys(self) -> KeyRing:
-        """The keys that unseal the originals of recordings."""
-        return key_ring_of(self.config, self.store)
-
     def approvals(self, actor: str, *, where: str = "Python") -> Desk:
         """Calls that await approval, as *actor* sees and decides them; *where* goes to the audit log."""
         from antiphon.ops.approvals import Desk
@@ -135,45 +57,6 @@ class Antiphon:
         return Desk(self, actor, where)
 
     # -- runs ----------------------------------------------------------------------------------------------------
-
-    def recorder(
-        self,
-        manifest: RunManifest,
-        *,
-        run_id: str | None = None,
-        invoker: Invoker | None = None,
-        write: Write | None = None,
-        write_async: WriteAsync | None = None,
-    ) -> Recorder:
-        """Writes the events of a run: to the store, or with *write* and *write_async*.
-
-        If the run's key is unavailable, what is written from now on uses a new one.
-        """
-        from antiphon._recording.recorder import Recorder
-        from antiphon._recording.seals import RunKey
-
-        keeps = self.config.redact.keep_sealed
-        run = run_id or manifest.id
-        known = self.keys.key_of(manifest)
-        key = RunKey.new(run, keeps=keeps) if known is None else known._replace(keeps=keeps)
-        if self.keys.in_process and keeps and write is None and not manifest.seal:
-            self.keys.kept[run] = key
-        return Recorder(
-            run,
-            store=self.store,
-            journal=self.journal,
-            clock=self.clock,
-            redactor=self._redactor,
-            key=key,
-            ring=self.keys,
-            blobs=lambda: self.blobs,
-            tenant=self.tenant,
-            workspace=self.workspace,
-            invoker=invoker,
-            write=write,
-            write_async=write_async,
-            loops=self.loops,
-        )
 
     def run(
         self,
@@ -240,20 +123,15 @@ class Antiphon:
 
     def go_on(self, recorder: Recorder) -> None:
         """Give the code of an interrupted run the values it had drawn and the answers of its models."""
-        from antiphon._recording.recorder import whole
         from antiphon._recording.resumed import Earlier
         from antiphon._scope import EARLIER
-        from antiphon.ops.runs import events_of, opener
+        from antiphon.ops.runs import opener
 
         scope = recorder.scope
         opened = opener(self, recorder.key, recorder.redactor.pseudonyms)
-        for event in events_of(self, scope.run_id):
+        for event in self.events(scope.run_id):
             _check_known_again(opened(event), scope.run_id)  # what was found before is known from the start
-        earlier = Earlier(
-            events_of(self, scope.run_id),
-            lambda event: opened(whole(event, self.blobs, self.tenant)),
-            scope.llm_cache,
-        )
+        earlier = Earlier(self.events(scope.run_id), lambda event: opened(self.whole(event)), scope.llm_cache)
         scope.llm_cache = scope.gateway_state[EARLIER] = earlier
 
     def _llm_cache(self, recorder: Recorder) -> Any:
@@ -525,7 +403,6 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
 def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
     """The recorded input of a run that is resumed; with any other its code would request different effects."""
     from antiphon._recording.plain import dump
-    from antiphon._recording.recorder import whole
     from antiphon._recording.seals import Originals
 
     def plain(value: Any) -> bytes:
@@ -534,7 +411,7 @@ def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
     events = app.journal.events(manifest.id, limit=1)
     if not events:  # killed before its first event
         return given
-    first, key = whole(events[0], app.blobs, app.tenant), app.keys.key_of(manifest)
+    first, key = app.whole(events[0]), app.keys.key_of(manifest)
     if key is not None:
         first = Originals(key).open(first)
     recorded = first.payload.get("input")
@@ -581,121 +458,3 @@ def note_exit(app: Antiphon, run: str, code: int) -> None:
         last = app.journal.append(run, (row,))
         kept = msgspec.structs.replace(kept, events=last + 1, finished_at_ms=app.clock.now_ms())
     app.journal.update_run(kept)
-
-
-# -- what model calls cost (D25) --------------------------------------------------------------------------------------
-
-
-CHARGES = "charges"
-"""Where the scope of a run keeps its :class:`Charges`."""
-
-
-class Charges:
-    """Charges a run for the tokens of its model calls; once the cap is reached, tools are refused."""
-
-    def __init__(self, scope: RunScope, prices: Mapping[str, PriceSection], guard: Guard) -> None:
-        self._prices, self._guard, self._write = prices, guard, scope.encode
-        self.asked: dict[str, dict[str, Any]] = {}
-        """Model calls in progress: the payloads of their starts."""
-        self.usage: Callable[[str, dict[str, Any], dict[str, Any], dict[str, Any]], Any] = paid_usage
-        """(call, payload of its start, payload and ``meta`` of its end) -> the tokens to pay for."""
-        scope.encode = self._encode
-        scope.gateway_state[CHARGES] = self
-
-    def _encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
-        if site is not None:
-            if kind == "call.started" and payload.get("kind") == "llm":
-                self.asked[site.call] = payload
-            elif kind == "call.finished" and site.call in self.asked:
-                began = self.asked.pop(site.call)
-                self.charge(model_of(began), self.usage(site.call, began, payload, meta))
-        return self._write(kind, site, payload, meta)
-
-    def charge(self, model: str, usage: Any) -> None:
-        """Charge the run for tokens of *model*."""
-        self._guard.loop.spend(cost_of(self._prices.get(model), usage))
-
-
-def paid_usage(call: str, began: dict[str, Any], ended: dict[str, Any], meta: dict[str, Any]) -> Any:
-    """The usage that an answer reports; a reused answer has been paid for already."""
-    return None if meta.get("fromCache") else meta.get("usage")
-
-
-def model_of(payload: Mapping[str, Any]) -> str:
-    """The model that a recorded call asked."""
-    for name in ("request", "providerRequest"):
-        request = payload.get(name)
-        if isinstance(request, Mapping) and request.get("model"):
-            return str(request["model"])
-    return ""
-
-
-def answered_by(meta: Mapping[str, Any]) -> str:
-    """What answered a call in a replay, by the ``meta`` of its end; empty if it was no replay that made the call."""
-    told = meta.get("metadata")
-    return str(told.get("answeredBy") or "") if isinstance(told, Mapping) else ""
-
-
-def tokens_of(usage: Any) -> tuple[int, int]:
-    """Tokens in and out; anything but a number in an imported recording counts as nothing."""
-    counts = usage if isinstance(usage, Mapping) else {}
-    found = (counts.get(name) for name in ("inputTokens", "outputTokens"))
-    given, taken = (value if isinstance(value, int) and not isinstance(value, bool) else 0 for value in found)
-    return given, taken
-
-
-def cost_of(price: PriceSection | None, usage: Any) -> float:
-    """The cost of one call's tokens; 0 without a price."""
-    given, taken = tokens_of(usage)
-    return 0.0 if price is None else (given * price.input + taken * price.output) / 1_000_000
-
-
-class Spent:
-    """What the model calls of a run cost, including interrupted attempts; reused answers cost nothing."""
-
-    def __init__(self, prices: Mapping[str, PriceSection]) -> None:
-        self._prices = prices
-        self._asked: dict[str, str] = {}
-        self.calls: int = 0
-        self.failed: int = 0
-        self.input_tokens: int = 0
-        self.output_tokens: int = 0
-        self.cost: float = 0.0
-        self.unpriced: dict[str, None] = {}
-        """Models without a price."""
-        self.without_usage: int = 0
-        """Calls whose answer reported no usage: their cost is unknown."""
-        self.unheard: int = 0
-        """Calls in progress when their attempt was interrupted: their cost is unknown as well."""
-
-    def add(self, event: Event) -> None:
-        """Count an event; events must come in the order of the run."""
-        if event.type == "call.started" and event.payload.get("kind") == "llm":
-            self._asked[event.call or ""] = model_of(event.payload)
-            self.unheard += 1
-        elif event.type == "call.finished" and event.call in self._asked:
-            model = self._asked.pop(event.call)
-            self.unheard -= 1
-            if event.meta.get("fromCache"):
-                return
-            usage = event.meta.get("usage")
-            given, taken = tokens_of(usage)
-            self.calls += 1
-            self.input_tokens += given
-            self.output_tokens += taken
-            self.cost += cost_of(self._prices.get(model), usage)
-            failed = event.payload.get("outcome") == "error"
-            self.failed += failed
-            self.without_usage += not (failed or given or taken)
-            if model not in self._prices:
-                self.unpriced[model] = None
-
-    def to_wire(self) -> dict[str, Any]:
-        return {
-            "calls": self.calls + self.unheard,
-            "failed": self.failed,
-            "withoutUsage": self.without_usage + self.unheard,
-            "inputTokens": self.input_tokens,
-            "outputTokens": self.output_tokens,
-            "cost": self.cost,
-        }

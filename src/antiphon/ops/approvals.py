@@ -22,8 +22,8 @@ from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, STATES, WITHDR
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import ConfigError, InvalidInput, NotFound, Refused, StoreError
 from antiphon.ops.admin import Admin, dry, refusal
-from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
+from antiphon.ops.resources import Resources
 from antiphon.ports import Journal
 
 VERDICTS: Final = {"approve": GRANTED, "deny": DENIED, "withdraw": WITHDRAWN}
@@ -96,7 +96,7 @@ class Approvals(Admin):
     """The approvals of one tenant, for one person."""
 
     def __init__(
-        self, app: Antiphon, journal: Journal | None = None, *, actor: str = "cli", where: str = "command line"
+        self, app: Resources, journal: Journal | None = None, *, actor: str = "cli", where: str = "command line"
     ) -> None:
         """*actor* decides, from *where*."""
         super().__init__(app, journal, actor=actor)
@@ -325,7 +325,7 @@ class Desk:
     Made by ``app.approvals("grace")``.
     """
 
-    def __init__(self, app: Antiphon, actor: str, where: str) -> None:
+    def __init__(self, app: Resources, actor: str, where: str) -> None:
         self._inner = Approvals(app, actor=actor, where=where)
 
     def list(self, *, state: str = "waiting", tool: str = "", limit: int = 100) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._recording import artifact, atif, kurral, otel
 from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon._recording.foreign import Told, hashed_id, together
-from antiphon._recording.recorder import whole
 from antiphon._recording.run import OPEN_TAG, Run
 from antiphon._recording.seals import RunKey
 from antiphon.contract.events import OF_THE_STORE, SEALED, Event, RunManifest, is_reserved, sum_holds, summed
@@ -27,7 +26,7 @@ from antiphon.errors import AntiphonError, ArtifactError, InvalidInput, NotFound
 from antiphon.ops import Progress, bucket, silent
 from antiphon.ops.app import Antiphon
 from antiphon.ops.rekey import CannotRekey, rekeyed
-from antiphon.ops.runs import events_of, find_run, is_artifact, load_recording, real_status
+from antiphon.ops.runs import find_run, is_artifact, load_recording, real_status
 from antiphon.ports import Row
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ _START = 4096
 
 def whole_events(app: Antiphon, run: str) -> Iterator[Event]:
     """The events with their spilled payloads restored: what a self-contained document needs."""
-    for event in events_of(app, run):
-        yield _outside(whole(event, app.blobs, app.tenant))
+    for event in app.events(run):
+        yield _outside(app.whole(event))
 
 
 def _outside(event: Event) -> Event:
@@ -80,7 +79,7 @@ def export_run(
         session = app._redactor.redact(session, "session_id")
     manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags, session=session)
     kept = None if manifest.seal else app.keys.kept.get(manifest.id)
-    if kept is not None and any(SEALED in event.meta for event in events_of(app, manifest.id)):
+    if kept is not None and any(SEALED in event.meta for event in app.events(manifest.id)):
         sealer = app.keys.wrapping()  # the store ends with this process, so its key goes with the artifact
         if sealer is not None:
             manifest = msgspec.structs.replace(manifest, seal=kept.wrap(sealer).to_wire())

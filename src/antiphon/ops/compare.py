@@ -10,7 +10,7 @@ from antiphon._replay.recording import Recording
 from antiphon.ops.app import Antiphon
 from antiphon.ops.replay import shown
 from antiphon.ops.reports import SHOWN_CALLS, call_of, outputs_of, score_runs
-from antiphon.ops.runs import events_of, load_recording
+from antiphon.ops.runs import load_recording
 from antiphon.redact._pointers import viewed
 
 
@@ -44,7 +44,7 @@ def _strict(app: Antiphon, left: Recording, right: Recording, kept: Mapping[str,
     """A strict replay from what it stored: its divergences, and the calls before the first one in each lane."""
     recording = load_recording(app, left.manifest, shown=True)
     kind = "replay.diverged"
-    told = [event for event in map(viewed, events_of(app, right.manifest.id)) if event.type == kind]
+    told = [event for event in map(viewed, app.events(right.manifest.id)) if event.type == kind]
     found = [{**event.payload, "lane": event.meta.get("lane", "0")} for event in told]
     at: dict[int, dict[str, Any]] = {}
     over: dict[str, int] = {}

@@ -19,7 +19,7 @@ from antiphon._recording.run import Run
 from antiphon.canonical import canonical_digest
 from antiphon.config.wiring import CLAIMS_NOT_SHARED, SHARE_CLAIMS, claims_are_shared, seal_key_file
 from antiphon.errors import AntiphonError
-from antiphon.ops.admin import TRIAL, Admin, of_tenant, tenants_of, usage
+from antiphon.ops.admin import TRIAL, Admin, tenants_of, usage
 from antiphon.ops.app import Antiphon
 from antiphon.ops.bucket import is_remote, stored_runs
 from antiphon.ops.entry import load_module
@@ -146,7 +146,7 @@ def _server(url: str, facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
     """The claims of all tenants, as metrics count them."""
-    apps = [of_tenant(app, tenant) for tenant in tenants_of(app)]
+    apps = [app.for_tenant(tenant) for tenant in tenants_of(app)]
     stale, live, records = Counter[str](), 0, 0
     for one in apps:
         counts = one.journal.counts(one.tenant)

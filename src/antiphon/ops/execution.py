@@ -23,7 +23,8 @@ from antiphon._scope import EARLIER, Site
 from antiphon.canonical import canonical_json
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import Divergence, InvalidInput, ReplayMiss
-from antiphon.ops.app import Antiphon, Spent, using
+from antiphon.ops.app import Antiphon, using
+from antiphon.ops.costs import Spent
 from antiphon.ops.entry import GRACE_S, call_entry
 from antiphon.ops.gateways import declared
 from antiphon.ops.inputs import Kept, arguments_again

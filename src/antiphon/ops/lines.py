@@ -13,8 +13,9 @@ import orjson
 from antiphon import _saga
 from antiphon._replay.recording import full_name
 from antiphon.contract.events import Event, RunManifest
-from antiphon.ops.app import Antiphon, answered_by, model_of, tokens_of
+from antiphon.ops.app import Antiphon
 from antiphon.ops.artifacts import whole_events
+from antiphon.ops.costs import answered_by, model_of, tokens_of
 from antiphon.ops.runs import summary
 from antiphon.redact._pointers import viewed
 from antiphon.scoring import html

@@ -23,14 +23,15 @@ from antiphon._version import __version__
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, silent
-from antiphon.ops.app import Antiphon, Spent, cost_of, current
+from antiphon.ops.app import Antiphon, current
 from antiphon.ops.artifacts import open_run
 from antiphon.ops.cells import HELD, SPENT, Row, Work, code_at, digest_of, is_here, named, run_of
+from antiphon.ops.costs import Spent, cost_of
 from antiphon.ops.execution import known_tools
 from antiphon.ops.executors import Executor, Here, Local
 from antiphon.ops.matrix_result import Judge, Matrix
 from antiphon.ops.matrix_table import PLAN, Cell, Document, Metric, Table, Variant, cell_of, folder_of
-from antiphon.ops.runs import all_runs, events_of, is_audit, load_recording, real_status
+from antiphon.ops.runs import all_runs, is_audit, load_recording, real_status
 from antiphon.ops.side_effects import gate
 
 P = ParamSpec("P")
@@ -313,7 +314,7 @@ class Plan:
     def _spent(self, run: str) -> Spent:
         """The model usage of a run, from its log."""
         spent = Spent(self.app.config.prices)
-        for event in events_of(self.app, run):
+        for event in self.app.events(run):
             spent.add(event)
         return spent
 

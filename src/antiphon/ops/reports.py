@@ -15,7 +15,8 @@ from antiphon._replay.observe import DivergenceFound, Observer, escape_of
 from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
 from antiphon.contract.events import RunManifest, as_returned
-from antiphon.ops.app import Antiphon, answered_by, cost_of, model_of, tokens_of
+from antiphon.ops.app import Antiphon
+from antiphon.ops.costs import answered_by, cost_of, model_of, tokens_of
 from antiphon.ops.execution import Explored, StrictResult, presenter
 from antiphon.ops.runs import replay_manifest
 from antiphon.ports import Invocation

@@ -18,8 +18,8 @@ from antiphon import _saga
 from antiphon._diff import plural
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon._lineage import outside
 from antiphon._recording.foreign import PARTIAL, conversation
-from antiphon._recording.recorder import whole
 from antiphon._recording.run import AFTER_END_TAG, EXIT_TAG, OPEN_TAG
 from antiphon._recording.seals import Originals
 from antiphon._replay.recording import Recording, full_name
@@ -27,8 +27,8 @@ from antiphon.blobs.local import ContentBlobs
 from antiphon.contract.events import MASKS, OF_THE_STORE, SEALED, Event, RunManifest, is_reserved, spilled
 from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, each, silent
-from antiphon.ops.app import Antiphon, answered_by, cost_of, model_of, tokens_of
-from antiphon.ops.sandbox import outside
+from antiphon.ops.costs import answered_by, cost_of, model_of, tokens_of
+from antiphon.ops.resources import Resources
 from antiphon.ports import Clock, Cursor, Journal, Row, SyncJournal
 from antiphon.redact._pointers import PIECE, masks_in, text_at, viewed
 
@@ -39,11 +39,10 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("antiphon.run")
 
 LATEST = "latest"
-_BATCH = 500
 _PAGE = 100
 
 
-def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
+def find_run(app: Resources, wanted: str | None) -> RunManifest:
     """The manifest of a run named by id, unique prefix, or ``latest`` (``None`` means the same)."""
     journal = app.journal
     if wanted is None or wanted == LATEST:
@@ -78,7 +77,7 @@ def is_audit(manifest: RunManifest) -> bool:
     return is_reserved(manifest.id)
 
 
-def all_runs(app: Antiphon, **wanted: str) -> Iterator[RunManifest]:
+def all_runs(app: Resources, **wanted: str) -> Iterator[RunManifest]:
     """The runs that match, newest first, read page by page; the audit log is included."""
     before: Cursor | None = None
     while page := app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before, **wanted):
@@ -91,7 +90,7 @@ def is_artifact(wanted: str) -> bool:
     return wanted.endswith((".antiphon", ".kurral", ".json")) or Path(wanted).is_file()
 
 
-def replay_manifest(app: Antiphon, source: RunManifest, kind: str, **more: Any) -> RunManifest:
+def replay_manifest(app: Resources, source: RunManifest, kind: str, **more: Any) -> RunManifest:
     """A replay is itself a run, linked to its source (K1)."""
     return msgspec.structs.replace(
         source,
@@ -105,7 +104,7 @@ def replay_manifest(app: Antiphon, source: RunManifest, kind: str, **more: Any) 
 
 
 def load_recording(
-    app: Antiphon,
+    app: Resources,
     manifest: RunManifest,
     *,
     unseal: bool = True,
@@ -117,13 +116,12 @@ def load_recording(
     With its key it holds the originals of masked values, unless *unseal* is false; *shown* is for people, with masks.
     *seen* receives each event as written.
     """
-    brought_back = _bring_back(app)
     if shown:
-        return Recording.load(manifest, _Outside(app.journal), brought_back, viewed)
+        return Recording.load(manifest, _Outside(app.journal), app.whole, viewed)
     key = app.keys.key_of(manifest) if unseal else None
     redactor = app._redactor.for_run(os.urandom(32) if key is None else key.key)
     opened = None if key is None else opener(app, key, redactor.pseudonyms)
-    recording = Recording.load(manifest, _Outside(app.journal), brought_back, opened, seen)
+    recording = Recording.load(manifest, _Outside(app.journal), app.whole, opened, seen)
     for text, kind in recording.masks.pseudonyms.items():
         redactor.pseudonyms.learn(text, text, kind)
     recording.masks.users = redactor.users
@@ -133,21 +131,9 @@ def load_recording(
     return recording
 
 
-def opener(app: Antiphon, key: RunKey, pseudonyms: Pseudonyms) -> _Opener:
+def opener(app: Resources, key: RunKey, pseudonyms: Pseudonyms) -> _Opener:
     """Restores the originals in the events of a run; *pseudonyms* learn them."""
-    return _Opener(Originals(key), pseudonyms, _bring_back(app))
-
-
-def _bring_back(app: Antiphon) -> Callable[[Event], Event]:
-    """Restores the spilled parts of events, also from inside a sandbox."""
-
-    def brought_back(event: Event) -> Event:
-        if not spilled(event):
-            return event
-        with outside():
-            return whole(event, app.blobs, app.tenant)
-
-    return brought_back
+    return _Opener(Originals(key), pseudonyms, app.whole)
 
 
 class _Opener:
@@ -181,13 +167,6 @@ class _Outside:
     def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]:
         with outside():
             return self._journal.events(run, start=start, stop=stop, limit=limit)
-
-
-def events_of(app: Antiphon, run: str, *, start: int = 0) -> Iterator[Event]:
-    """The events of a run in order, read in batches."""
-    while batch := app.journal.events(run, start=start, limit=_BATCH):
-        yield from batch
-        start = batch[-1].seq + 1
 
 
 class ReservedRun:
@@ -239,19 +218,19 @@ def real_status(manifest: RunManifest) -> str:
 
 
 def list_runs(
-    app: Antiphon, *, prefix: str = "", name: str = "", status: str = "", limit: int = 20, replays: bool = False
+    app: Resources, *, prefix: str = "", name: str = "", status: str = "", limit: int = 20, replays: bool = False
 ) -> list[dict[str, Any]]:
     """The newest runs as plain data."""
     found = itertools.islice(_fitting(app, prefix, name, status, replays), limit)
     return [{**summary(manifest), "events": event_count(app, manifest)} for manifest in found]
 
 
-def count_runs(app: Antiphon, *, prefix: str = "", name: str = "", status: str = "", replays: bool = False) -> int:
+def count_runs(app: Resources, *, prefix: str = "", name: str = "", status: str = "", replays: bool = False) -> int:
     """How many runs :func:`list_runs` would list without a limit."""
     return sum(1 for _ in _fitting(app, prefix, name, status, replays))
 
 
-def _fitting(app: Antiphon, prefix: str, name: str, status: str, replays: bool) -> Iterator[RunManifest]:
+def _fitting(app: Resources, prefix: str, name: str, status: str, replays: bool) -> Iterator[RunManifest]:
     # a killed run could not record how it ended
     for said in ("running", "interrupted") if status == "interrupted" else (status,):
         for manifest in all_runs(app, prefix=prefix, name=name, status=said):
@@ -260,7 +239,7 @@ def _fitting(app: Antiphon, prefix: str, name: str, status: str, replays: bool) 
                 yield manifest
 
 
-def event_count(app: Antiphon, manifest: RunManifest) -> int:
+def event_count(app: Resources, manifest: RunManifest) -> int:
     """How many events a run has; for one that did not end, the log itself is asked."""
     if manifest.events or manifest.status not in ("running", "interrupted"):
         return manifest.events
@@ -293,7 +272,7 @@ def summary(manifest: RunManifest) -> dict[str, Any]:
     }
 
 
-def one_event(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> Event:
+def one_event(app: Resources, run: str, seq: int, *, reveal: bool = False) -> Event:
     """A single event with its spilled parts; nothing else of the run is read.
 
     Redacted values are shown as masks, unless *reveal* asks for the originals.
@@ -303,7 +282,7 @@ def one_event(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> Eve
         manifest = app.journal.manifest(run)
         count = 0 if manifest is None else event_count(app, manifest)
         raise NotFound(f"Run {run} has no event {seq}.", hint=f"It has 0 to {count - 1}." if count else "It has none.")
-    event = whole(found[0], app.blobs, app.tenant)
+    event = app.whole(found[0])
     if not reveal:
         return viewed(event)
     manifest = app.journal.manifest(run)
@@ -317,7 +296,7 @@ def one_event(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> Eve
     return msgspec.structs.replace(event, meta={n: v for n, v in event.meta.items() if n not in OF_THE_STORE})
 
 
-def context_of(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> dict[str, Any]:
+def context_of(app: Resources, run: str, seq: int, *, reveal: bool = False) -> dict[str, Any]:
     """Exactly what the model saw at event *seq* (the start of a model call); masked unless *reveal* is set."""
     event = one_event(app, run, seq, reveal=reveal)
     if event.payload.get("kind") != "llm":
@@ -401,14 +380,14 @@ def _shown_meta(meta: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
+def timeline(app: Resources, manifest: RunManifest) -> dict[str, Any]:
     """The run as a tree of calls, with what happened to each."""
     tree = _Tree(app.config.prices)
     last: Event | None = None
     ended: Event | None = None
     of_sagas: list[Event] = []
     imported: dict[str, Any] | None = None
-    for event in map(viewed, events_of(app, manifest.id)):
+    for event in map(viewed, app.events(manifest.id)):
         last = event
         if event.type.startswith("saga."):
             of_sagas.append(event)
@@ -416,7 +395,7 @@ def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
         if not event.meta.get("afterEnd"):
             ended = event
         if event.type == "import" and imported is None:
-            event = whole(event, app.blobs, app.tenant) if "completeness" in event.payload else event
+            event = app.whole(event) if "completeness" in event.payload else event
             imported = {name: event.payload[name] for name in ("format", "completeness") if name in event.payload}
         tree.add(event)
     status = real_status(manifest)
@@ -550,12 +529,12 @@ def _text(event: Event, name: str) -> str:
 _DAY_MS = 86_400_000
 
 
-def _size(app: Antiphon, run: str) -> int:
-    return sum(len(orjson.dumps(event.payload)) + 200 for event in events_of(app, run))
+def _size(app: Resources, run: str) -> int:
+    return sum(len(orjson.dumps(event.payload)) + 200 for event in app.events(run))
 
 
 def collect(
-    app: Antiphon,
+    app: Resources,
     *,
     older_than_days: float | None = None,
     keep: int | None = None,
@@ -617,7 +596,7 @@ def collect(
     }
 
 
-def _unused_blobs(app: Antiphon, blobs: ContentBlobs, progress: Progress) -> int:
+def _unused_blobs(app: Resources, blobs: ContentBlobs, progress: Progress) -> int:
     """Delete payloads of this store that no run or claim refers to any more.
 
     A payload is stored before the event that refers to it: while anything runs, nothing is deleted. An existing payload
@@ -644,12 +623,12 @@ def _unused_blobs(app: Antiphon, blobs: ContentBlobs, progress: Progress) -> int
     return len(unused)
 
 
-def _used(app: Antiphon, read: dict[str, int], progress: Progress) -> set[str]:
+def _used(app: Resources, read: dict[str, int], progress: Progress) -> set[str]:
     """The payloads that claims and events refer to; *read* holds how far each run was read, and is updated."""
     used: set[str] = set()
 
     def look(run: str) -> None:
-        for event in events_of(app, run, start=read.get(run, 0)):
+        for event in app.events(run, start=read.get(run, 0)):
             used.update(spilled(event).values())
             read[run] = event.seq + 1
 
@@ -661,7 +640,7 @@ def _used(app: Antiphon, read: dict[str, int], progress: Progress) -> set[str]:
     return used
 
 
-def _busy(app: Antiphon) -> bool:
+def _busy(app: Resources) -> bool:
     """Whether a run is open or a call in flight."""
     running = app.journal.runs(tenant=app.tenant, status="running", limit=1_000)
     if any(real_status(manifest) == "running" for manifest in running):

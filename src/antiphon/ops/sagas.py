@@ -13,7 +13,6 @@ from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.undo import NOT_READABLE, Execution, Undo, may_stand
-from antiphon._recording.recorder import whole
 from antiphon._replay.recording import full_name
 from antiphon.contract.events import Event, RunManifest, is_masked, type_not_kept
 from antiphon.decide.claim import is_unknown
@@ -22,7 +21,7 @@ from antiphon.ops.admin import note
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import load_module
 from antiphon.ops.gateways import find_tool
-from antiphon.ops.runs import events_of, opener, real_status
+from antiphon.ops.runs import opener, real_status
 
 _LAST = 1 << 62
 """The position of a write that was never seen to settle: it is undone first."""
@@ -97,7 +96,7 @@ def undo_run(
     handled: they are not undone, and block nothing. *confirm* receives the plan of a dry run, and raises if it should
     not be carried out.
     """
-    events = list(events_of(app, manifest.id))
+    events = list(app.events(manifest.id))
     over = force or real_status(manifest) != "running"
     sagas = _saga.states(events, over=over)
     wanted = [saga for saga in sagas.values() if saga["state"] in ("interrupted", "stuck")]
@@ -163,7 +162,7 @@ def _writes(
     opened = None if key is None else opener(app, key, app._redactor.for_run(key.key).pseudonyms)
 
     def read(event: Event) -> Event:
-        event = whole(event, app.blobs, app.tenant)
+        event = app.whole(event)
         return event if opened is None else opened(event)
 
     last: dict[str, Event] = {}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from antiphon._replay.recording import full_name
 from antiphon.contract.events import Event, RunManifest
-from antiphon.ops.app import answered_by, cost_of, model_of, tokens_of
+from antiphon.ops.costs import answered_by, cost_of, model_of, tokens_of
 from antiphon.ops.runs import is_audit
 from antiphon.ports import Attempt, Cursor, Journal
 

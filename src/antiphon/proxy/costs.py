@@ -17,7 +17,7 @@ from antiphon._scope import Site
 from antiphon.adapters._wire import chunk_bytes
 from antiphon.llm.response import told
 from antiphon.llm.stream import assemble_response, sse_events
-from antiphon.ops.app import CHARGES, Charges, model_of, paid_usage, tokens_of
+from antiphon.ops.costs import CHARGES, Charges, model_of, paid_usage, tokens_of
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 

@@ -16,7 +16,6 @@ from antiphon._drive import drive
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import current
 from antiphon.ops.entry import load_module
-from antiphon.ops.runs import events_of
 from tests.integration.cli.conftest import Command, Done
 
 TRIP = """
@@ -209,7 +208,7 @@ def test_the_reason_is_in_the_event_and_each_undo_in_the_audit_log(trip: Trip, a
     assert trip.undo(run, "--reason", "the customer asked").code == 1
     assert trip.undo(run).code == 1
     app = current()
-    undoing = [event.payload for event in events_of(app, run) if event.type == "saga.undoing"]
+    undoing = [event.payload for event in app.events(run) if event.type == "saga.undoing"]
     assert [(one["why"], one.get("reason")) for one in undoing] == [
         ("asked", "the customer asked"),
         ("asked", None),

@@ -11,7 +11,6 @@ import pytest
 from antiphon import Antiphon
 from antiphon._recording.run import Run
 from antiphon.contract.events import Event
-from antiphon.ops.runs import events_of
 
 QUIET = {"telemetry": {"logs": False}}
 
@@ -48,7 +47,7 @@ def small_run(app: Antiphon, name: str = "small", output: str = "done") -> Run:
 
 def stored(app: Antiphon, run: str) -> list[Event]:
     """All events of a run; checks that no number is missing."""
-    events = list(events_of(app, run))
+    events = list(app.events(run))
     assert [event.seq for event in events] == list(range(len(events)))
     return events
 
