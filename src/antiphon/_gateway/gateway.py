@@ -19,7 +19,7 @@ from antiphon._gateway.drivers import AsyncWorld, BreakerFeed, SyncWorld, run_as
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome
-from antiphon._gateway.plan import Dependencies, OldPlace, Options, Plan, Plans
+from antiphon._gateway.plan import NO_OPTIONS, Dependencies, OldPlace, Options, Plan, Plans
 from antiphon._gateway.report import About
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.settlement import hold_anew
@@ -203,7 +203,7 @@ class BaseGateway:
         tool = Tool(awaiting(function) if asynchronous else function, spec, self._plans.settings)
         self._check(tool)
         self._plans.add(tool)
-        wrapped: Any = self._wrap(tool) if tool.key_of is None else self._wrap_keyed(tool)
+        wrapped: Any = self._wrap(tool)
         functools.update_wrapper(wrapped, function)
         setattr(wrapped, _MARK, self)
         wrapped.tool = tool
@@ -236,39 +236,36 @@ class BaseGateway:
 
     def _once(self, tool: Tool, function: Callable[..., Any], key: Any) -> Callable[..., Any]:
         """The tool for one key: it runs once, no matter who calls it or in which session."""
-        return functools.update_wrapper(self._wrap_keyed(tool, _key_options(tool, key)), function)
+        return functools.update_wrapper(self._wrap(tool, _key_options(tool, key)), function)
 
-    def _call_of(self, tool: Tool, given: Options | None, args: Any, kwargs: Any) -> GuardedCall | None:
-        """A call, about what is *given* or what its tool says; ``None``: nothing is to be done but to call it."""
-        plans = self._plans
-        plan = plans.plan(tool)
-        if plan.bypass is not None and plan.monotonic() >= plans.next_refresh:
-            plans.look()
-            plan = plans.plan(tool)
-        if plan.bypass is not None:
-            return None
-        arguments = plan.bind(*args, **kwargs)
-        if given is None and tool.key_of is None:
-            return new_call(plan, arguments)
-        call = new_call(plan.keyed(), arguments)
+    def _maker(self, tool: Tool, given: Options | None) -> Callable[[Plan, dict[str, Any]], GuardedCall]:
+        """What makes the calls of a wrapped tool, about what is *given* or what the tool says."""
+        return new_call if given is None and tool.key_of is None else functools.partial(self._keyed_call, given)
+
+    def _keyed_call(self, given: Options | None, plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
+        call = new_call(plan, arguments)
         self._name(call, given)
         return call
 
     def _name(self, call: GuardedCall, given: Options | None) -> None:
         """Say what a call is about; one that is off or in shadow mode is made even if its key cannot be computed."""
-        plan = call.plan
+        plan, options = call.plan, call.options
         try:
-            call.options = given or _key_of(plan.tool, call.arguments)
+            named = given or _key_of(plan.tool, call.arguments)
         except InvalidInput:
             if not plan.off and plan.shadow is None:
                 raise
-            call.plan = self._plans.plan(plan.tool)
             call.off_path().verdict = "validation_error"
+            return
+        call.plan = plan.keyed()
+        call.options = (
+            named if options is NO_OPTIONS else options._replace(given_key=named.given_key, keyed=named.keyed)
+        )
 
-    def _plan_of_a_call(self, tool: Tool) -> Plan:
+    def _plan_of_a_call(self, tool: Tool, given: Options | None) -> Plan:
         """The current plan; warns, once, of a write that cannot be told apart from others."""
         plan = self._plans.plan(tool)
-        alone = active_turn.get() is None and current_scope() is None
+        alone = given is None and tool.key_of is None and active_turn.get() is None and current_scope() is None
         if undo.is_write(tool.spec) and alone and not plan.off and tool not in self._warned:
             self._warned.add(tool)
             log.warning(
@@ -282,10 +279,7 @@ class BaseGateway:
     def _check(self, tool: Tool) -> None:
         raise AssertionError("each gateway checks its tools")
 
-    def _wrap(self, tool: Tool) -> Callable[..., Any]:
-        raise AssertionError("each gateway wraps its tools")
-
-    def _wrap_keyed(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
+    def _wrap(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
         raise AssertionError("each gateway wraps its tools")
 
     @property
@@ -368,7 +362,10 @@ class BaseGateway:
         if isinstance(tool, ToolResultEnvelope):
             return tool
         try:
-            return from_envelope(checked, self._plans.plan(tool), active_turn.get())
+            call = from_envelope(checked, self._plans.plan(tool), active_turn.get())
+            if call.options.given_key is None and tool.key_of is not None:
+                self._name(call, None)
+            return call
         except InvalidInput as error:
             return results.invalid(checked.to_wire(), str(error), reporter)
 
@@ -389,11 +386,9 @@ class BaseGateway:
         tool = self._tool_for(name, params, lambda: wire)
         if isinstance(tool, ToolResultEnvelope):
             return tool
-        plan = self._plans.plan(tool)
-        keyed = key is not None or tool.key_of is not None
-        call = new_call(plan.keyed() if keyed else plan, params)
+        call = new_call(self._plans.plan(tool), params)
         try:
-            if keyed:
+            if key is not None or tool.key_of is not None:
                 self._name(call, None if key is None else _key_options(tool, key))
         except InvalidInput as error:
             return results.invalid(wire, str(error), self._plans.reporter)
@@ -443,32 +438,22 @@ class Gateway(BaseGateway):
         if tool.spec.reconcile is not None and kind_of(tool.spec.reconcile) != "sync":
             raise InvalidInput(f"reconcile of {tool.full_name} is asynchronous: register it with an AsyncGateway.")
 
-    def _wrap(self, tool: Tool) -> Callable[..., Any]:
-        plans, world = self._plans, self._world
+    def _wrap(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
+        plans, world, make = self._plans, self._world, self._maker(tool, given)
         plan: Any = _NOT_MADE
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             nonlocal plan
             if not plan.usual:
                 if plan.stale:
-                    plan = self._plan_of_a_call(tool)
+                    plan = self._plan_of_a_call(tool, given)
                 if plan.bypass is not None:
                     if plan.monotonic() < plans.next_refresh:
                         return plan.bypass(*args, **kwargs)
                     plans.look()
                     return guarded(*args, **kwargs)
-            call = new_call(plan, plan.bind(*args, **kwargs))
+            call = make(plan, plan.bind(*args, **kwargs))
             outcome = run_sync(call, world)
-            return call.value if outcome is None else self._unwrap(call, outcome)
-
-        return guarded
-
-    def _wrap_keyed(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            call = self._call_of(tool, given, args, kwargs)
-            if call is None:
-                return tool.function(*args, **kwargs)
-            outcome = run_sync(call, self._world)
             return call.value if outcome is None else self._unwrap(call, outcome)
 
         return guarded
@@ -556,56 +541,32 @@ class AsyncGateway(BaseGateway):
                 hint="Write it with async def, or call it through a Gateway, outside of a host.",
             )
 
-    def _wrap(self, tool: Tool) -> Callable[..., Any]:
-        if tool.kind == "async_generator":
-            return self._wrap_stream(tool)
-        plans, world_of = self._plans, self._world
+    def _wrap(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
+        plans, world_of, make = self._plans, self._world, self._maker(tool, given)
         plan: Any = _NOT_MADE
 
         async def guarded(*args: Any, **kwargs: Any) -> Any:
             nonlocal plan
             if not plan.usual:
                 if plan.stale:
-                    plan = self._plan_of_a_call(tool)
+                    plan = self._plan_of_a_call(tool, given)
                 if plan.bypass is not None:
                     if plan.monotonic() >= plans.next_refresh:
                         plans.look()
                         return await guarded(*args, **kwargs)
-                    if tool.kind == "async":
-                        return await plan.bypass(*args, **kwargs)
-            call = new_call(plan, plan.bind(*args, **kwargs))
+                    if tool.kind != "sync":
+                        value = plan.bypass(*args, **kwargs)
+                        return value if tool.streams else await value
+            call = make(plan, plan.bind(*args, **kwargs))
             outcome = await run_async(call, world_of())
             return call.value if outcome is None else self._unwrap(call, outcome)
 
-        return guarded
-
-    def _wrap_keyed(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
-        if tool.kind == "async_generator":
-            return self._wrap_stream(tool, given)
-
-        async def guarded(*args: Any, **kwargs: Any) -> Any:
-            call = self._call_of(tool, given, args, kwargs)
-            if call is None:
-                value = tool.function(*args, **kwargs)
-                return await value if tool.kind == "async" else value
-            outcome = await run_async(call, self._world())
-            return call.value if outcome is None else self._unwrap(call, outcome)
-
-        return guarded
-
-    def _wrap_stream(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
         async def guarded_stream(*args: Any, **kwargs: Any) -> Any:
-            call = self._call_of(tool, given, args, kwargs)
-            if call is None:
-                stream = tool.function(*args, **kwargs)
-            else:
-                outcome = await run_async(call, self._world())
-                stream = self._unwrap(call, call.result() if outcome is None else outcome)
-            async with contextlib.aclosing(stream):
+            async with contextlib.aclosing(await guarded(*args, **kwargs)) as stream:
                 async for data in stream:
                     yield data
 
-        return guarded_stream
+        return guarded_stream if tool.streams else guarded
 
     def _unwrap(self, call: GuardedCall, outcome: Outcome) -> Any:
         return results.unwrap(call, outcome if outcome.stream is None else self._streamed(call, outcome))
@@ -795,9 +756,6 @@ def from_envelope(envelope: ToolCallEnvelope, plan: Plan, turn: TurnState | None
         by_id=True,
         before=before,
     )
-    if call.options.given_key is None and plan.tool.key_of is not None:
-        named = _key_of(plan.tool, call.arguments)
-        call.plan, call.options = plan.keyed(), call.options._replace(given_key=named.given_key, keyed=named.keyed)
     return call
 
 

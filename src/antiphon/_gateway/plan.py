@@ -362,6 +362,8 @@ class Plan:
     def outdate(self) -> None:
         """Something has changed: the next call makes a new plan."""
         self.stale, self.usual = True, False
+        if self._keyed is not None:
+            self._keyed.outdate()
 
     def heeds(self, refusal: Refusal) -> bool:
         """Whether an open breaker stops a call: always, if somebody forced it open (D32)."""
@@ -375,7 +377,9 @@ class Plan:
         if self.is_keyed:
             return self
         if self._keyed is None:
-            self._keyed = Plan(self.plans, self.tool, keyed=True)
+            made = self._keyed = Plan(self.plans, self.tool, keyed=True)
+            if self.stale:  # outdated in the meantime
+                made.outdate()
         return self._keyed
 
     def as_of_now(self) -> Plan:
@@ -471,8 +475,6 @@ class Plans:
         """A setting, a switch, a hook, a listener, a breaker's place or the process has changed."""
         for plan in tuple(self._plans.values()):
             plan.outdate()
-            if plan._keyed is not None:
-                plan._keyed.outdate()
 
     def add(self, tool: Tool) -> None:
         """Make a tool callable by its full name, and by its short one unless that is taken."""

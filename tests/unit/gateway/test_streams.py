@@ -377,3 +377,12 @@ def test_reconcile_that_gives_no_chunks_settles_nothing() -> None:
         with pytest.raises(TypeError, match=r"must return Happened\(\[chunk, …\]\)"):
             list(read())
     assert rig.records()[0].state != "done"
+
+
+async def test_a_stream_outside_any_run_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    sync, other = Rig(), AsyncRig()
+    list(streaming(sync, [["a"]], idempotent=False)())
+    read = async_streaming(other, [["a"], ["b"]], idempotent=False)
+    await listed(read())
+    await listed(read())
+    assert sum("outside any run" in record.getMessage() for record in caplog.records) == 2

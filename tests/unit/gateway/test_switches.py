@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -84,6 +85,26 @@ def test_off_still_gives_a_tool_the_context_it_asks_for() -> None:
         return ctx.tool
 
     assert who() == "tools/who"  # type: ignore[call-arg]
+
+
+async def test_off_keeps_a_keyed_synchronous_tool_off_the_event_loop() -> None:
+    rig = AsyncRig(enabled=False)
+
+    def where(order: str) -> int:
+        return threading.get_ident()
+
+    keyed = rig.gateway.tool("keyed", idempotent=False, key="order")(where)
+    plain = rig.gateway.tool("plain", idempotent=False)(where)
+    loop = threading.get_ident()
+    assert await keyed("o1") != loop
+    assert await plain.once("o1")("o1") != loop
+
+
+@pytest.mark.parametrize("mode", [{"enabled": False}, {"shadow": True}], ids=["off", "shadow"])
+def test_off_an_envelope_needs_no_key(mode: dict[str, bool]) -> None:
+    rig = Rig(**mode)
+    rig.tool("sent", key=lambda **_: 1 / 0)
+    assert rig.execute(call_id="c1").content == "sent"
 
 
 async def test_off_in_the_asynchronous_face() -> None:
