@@ -77,11 +77,11 @@ class Report:
 
     def text(self) -> str:
         """The report for a console."""
-        return scoring.report_text(self.data)  # type: ignore[arg-type]
+        return scoring.report_text(self.data)
 
     def html(self) -> str:
         """The report as one self-contained page."""
-        return scoring.render_report(self.data)  # type: ignore[arg-type]
+        return scoring.render_report(self.data)
 
 
 class LazyEmbedder:

@@ -17,7 +17,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import orjson
@@ -29,7 +29,6 @@ from antiphon.ops.app import Antiphon
 from antiphon.ops.artifacts import export_run, manifest_at, open_recording
 from antiphon.ops.compare import compare
 from antiphon.ops.runs import find_run, is_audit, load_recording, real_status, summary
-from antiphon.scoring import ReplayReport
 from antiphon.scoring.html import report_view
 
 FOLDER = "golden"
@@ -132,13 +131,13 @@ def _event(report: Mapping[str, Any]) -> int | None:
 
 
 def _view(report: Mapping[str, Any]) -> dict[str, Any]:
-    found = report_view(cast(ReplayReport, report))
+    found = report_view(report)
     if len(orjson.dumps(found, default=str)) <= _LARGEST:
         return found
     kept = ("sourceRun", "title", "replayType", "verdict", "verdictReasons", "ars", "determinismScore")
     short: dict[str, Any] = {name: report[name] for name in kept if name in report}
     short["divergences"] = list(report.get("divergences") or ())[:_FIRST]
-    return report_view(cast(ReplayReport, short))
+    return report_view(short)
 
 
 def _digest(file: str) -> str:
@@ -280,4 +279,4 @@ def accept(app: Antiphon, wanted: str, run: str, *, digest: str = "", dry_run: b
     beside = Antiphon(app.loaded, store=MemoryStore(), tenant=app.tenant, workspace=app.workspace)
     beside.keys = app.keys  # equal secrets look the same on both sides
     data = compare(app, open_recording(beside, found.file), load_recording(app, manifest))
-    return {**answer, "dryRun": True, "equal": data["equal"], "view": report_view(cast(ReplayReport, data))}
+    return {**answer, "dryRun": True, "equal": data["equal"], "view": report_view(data)}

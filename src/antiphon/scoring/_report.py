@@ -2,74 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from antiphon._diff import plural, shorten
 from antiphon.scoring._scores import THRESHOLD, band
 
-
-class ArsPart(TypedDict, total=False):
-    """The agent regression score and its parts."""
-
-    score: float
-    outputSimilarity: float
-    toolAccuracy: float
-    band: str
-
-
-class Saved(TypedDict, total=False):
-    """What did not have to be asked or paid for again."""
-
-    calls: int
-    tokens: int
-    cost: float
-    seconds: float
-
-
-class ReplayReport(TypedDict, total=False):
-    """A replay or a comparison of two runs. Every field may be absent; readers show what is present."""
-
-    title: str
-    sourceRun: str
-    replayRun: str
-    createdAt: str
-    replayType: Literal["A", "B"]
-    reason: str
-    determinismScore: float
-    determinismParts: Mapping[str, float]
-    threshold: float
-    changes: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    notCompared: Sequence[str]
-    cacheHits: int
-    semanticHits: Sequence[Mapping[str, Any]]
-    newToolCalls: int
-    unusedToolCalls: int
-    blocked: int | Sequence[Any]
-    divergences: Sequence[Mapping[str, Any]]
-    contradictions: Sequence[Mapping[str, Any]]
-    ars: ArsPart
-    embedder: str
-    answers: Mapping[str, int]
-    """How many answers were ``equal``, compared by ``meaning`` or by ``characters``, ``missing`` or ``extra``."""
-    executed: bool
-    insideTools: int
-    """Recorded calls made by tools: the tool was answered from the recording, so they were not made again."""
-    consequences: Sequence[str]
-    """What the recording did after the first divergence and the replay did not."""
-    callsOnly: bool
-    """Whether only calls were recorded, from outside of the code."""
-    structure: Mapping[str, Any]
-    saved: Saved
-    verdict: Literal["pass", "fail"]
-    verdictReasons: Sequence[str]
-    outputsA: Sequence[Any]
-    outputsB: Sequence[Any]
-    timelineA: Sequence[Mapping[str, Any]]
-    """The calls of the recording, in the form of :meth:`antiphon.scoring.Call.to_wire`."""
-    timelineB: Sequence[Mapping[str, Any]]
-    pairs: Sequence[Mapping[str, Any]]
-    """Which calls of the timelines correspond, if known: ``left``, ``right``, ``fields``."""
+ReplayReport = Mapping[str, Any]
+"""A replay or a comparison of two runs, as docs/reference/replay-report.md describes it; every field may be absent."""
 
 
 def count(value: Any) -> int:

@@ -257,7 +257,7 @@ def _scores(report: ReplayReport) -> Iterator[View]:
     if "score" in ars:
         label = ars.get("band") or band(ars["score"]).label
         names = (("outputSimilarity", "Output similarity"), ("toolAccuracy", "Tool accuracy"))
-        parts = [_share(name, float(ars[key])) for key, name in names if key in ars]  # type: ignore[literal-required]
+        parts = [_share(name, float(ars[key])) for key, name in names if key in ars]
         by = compared_text(report)
         by = f"{label}. Answers: {by}." if by else f"{label}."
         yield _score("Agent regression score (ARS)", ars["score"], parts, f"{by} {_ARS}")
@@ -287,7 +287,7 @@ def _numbers(report: ReplayReport) -> Iterator[View | None]:
 def _counts(report: ReplayReport) -> Iterator[View]:
     for key, name in (("cacheHits", "cache hits"), ("newToolCalls", "new"), ("unusedToolCalls", "unused")):
         if key in report:
-            yield _tile(name, count(report[key]))  # type: ignore[literal-required]
+            yield _tile(name, count(report[key]))
     if "blocked" in report:
         yield _tile("blocked side effects", count(report["blocked"]), alarm=count(report["blocked"]) > 0)
     structure = report.get("structure") or {}

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,7 +65,8 @@ def evil_key(key: str) -> str:
     return key if key in KNOWN else f"{key}{EVIL}"
 
 
-KNOWN = set(ReplayReport.__annotations__) | {
+FIELDS = (Path(__file__).parents[3] / "docs" / "reference" / "replay-report.md").read_text(encoding="utf-8")
+KNOWN = set(re.findall("`([a-zA-Z]+)`", "".join(re.findall(r"(?m)^\|(.*?)\|", FIELDS)))) | {
     *("kind name arguments outcome value sideEffect refusal tokens cost latencyMs lane source id".split()),
     *("score outputSimilarity toolAccuracy band calls seconds index message fields path recorded current".split()),
     *("artifact live replayed added dropped changed reordered sideEffectsChanged refusalFlips difference".split()),
