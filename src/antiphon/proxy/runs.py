@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from antiphon._recording.run import Run
 from antiphon._replay.by_content import ByContent
@@ -221,7 +222,8 @@ class Runs:
         self.mode = mode
         self._realtime = realtime
         self._open: dict[tuple[str, str], OpenRun] = {}
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """Held while a run is opened."""
 
     def get(self, client: str, name: str) -> OpenRun | None:
         """The run, if it is open."""
@@ -241,7 +243,8 @@ class Runs:
             return found
         if len(self._open) >= _MAX_RUNS:
             raise InvalidInput(f"{_MAX_RUNS} runs are open.", hint="End some: DELETE /run/NAME")
-        async with self._locks.setdefault(place, asyncio.Lock()):
+        lock = self._locks.setdefault(place, asyncio.Lock())
+        async with lock:
             found = self._open.get(place)
             if found is None:
                 found = self._open[place] = await _in_thread(self._begin, place[1])
@@ -264,7 +267,6 @@ class Runs:
     async def end(self, client: str, name: str) -> dict[str, Any]:
         """End the run; the next request with that name opens a new one."""
         found = self._open.pop((client, name), None)
-        self._locks.pop((client, name), None)
         if found is None:
             raise NotFound(f"No run {name!r} is open here.")
         await _in_thread(found.end)
