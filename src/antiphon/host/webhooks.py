@@ -32,7 +32,7 @@ HOOKS_RUN = "host-webhooks"
 SIGNATURE = "openwop-Signature"
 _REFRESH_S = 2.0
 _TOLD = "approvalId tool description arguments asker session policy policyVersion expiresAtMs".split()
-_TRIES, _TIMEOUT_S = 3, 10.0
+_TRIES, _TIMEOUT_S, _PAUSE_S = 3, 10.0, 0.2
 QUEUE, QUEUE_BYTES = 1_000, 16 << 20
 """Limits of a subscriber's queue: events and bytes."""
 
@@ -119,8 +119,8 @@ class Webhooks:
                     gone = str(event.payload["id"])
                     self._hooks.pop(gone, None)
                     queue = self._queues.pop(gone, None)
-                    if queue is not None and queue.task is not asyncio.current_task():
-                        queue.task.cancel()
+                    if queue is not None:
+                        queue.task.cancel()  # possibly the current task, which ends at its next wait
             except (TypeError, KeyError) as error:
                 log.error("event %d of the webhooks cannot be read and is left out: %s", event.seq, error)
 
@@ -206,13 +206,13 @@ class Webhooks:
                 async with asyncio.timeout(_TIMEOUT_S):
                     target = await self._lookup.target(hook.tenant, hook.url)
                     status, _ = await self._post(hook.url, body, headers, _TIMEOUT_S, address=target.address)
-                if status < 500:
+                if 200 <= status < 300:
                     return
                 said = str(status)
             except (OSError, InvalidInput) as error:
                 said = type(error).__name__
             log.info("webhook %s: delivery %d of %d failed: %s", hook.id, attempt + 1, _TRIES, said, extra=_of(hook))
-            await asyncio.sleep(0.2 * 4**attempt)
+            await asyncio.sleep(_PAUSE_S * 4**attempt)
         self.lost += 1
         log.warning("webhook %s: an event was not delivered: %s", hook.id, said, extra=_of(hook))
 
