@@ -145,7 +145,7 @@ async def run_totals(host: Host, principal: Principal, runs: Sequence[str]) -> d
 def _fits(manifest: RunManifest, text: str, status: str) -> bool:
     if is_audit(manifest) or (status and real_status(manifest) != status):
         return False
-    return not text or manifest.id.startswith(text) or any(text in part for part in _searched(manifest))
+    return not text or manifest.id.casefold().startswith(text) or any(text in part for part in _searched(manifest))
 
 
 def _searched(manifest: RunManifest) -> list[str]:

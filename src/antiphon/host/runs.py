@@ -19,7 +19,7 @@ from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.host.api_keys import Principal
 from antiphon.host.events import Numbered, document, iso
 from antiphon.host.host import KIND, Host, HostRun, Rejected, request_cancel
-from antiphon.host.recordings import behind
+from antiphon.host.recordings import SEARCHED, behind
 from antiphon.host.workflow.model import Workflow, initial_variables
 from antiphon.host.workflow.nodes import ACTIVITY_RECIPE
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent, fold
@@ -271,17 +271,24 @@ def recipe_name(recipe: str) -> str:
 
 
 async def runs(host: Host, principal: Principal, *, limit: int, before: str, status: str) -> dict[str, Any]:
-    """The tenant's runs, newest first, and the cursor for the next page; skips recordings and replays."""
+    """The tenant's runs, newest first, and the cursor for the next page; skips recordings and replays.
+
+    A request examines a limited number of runs, so a page may be short although others follow.
+    """
     place = await behind(host, principal, before)
     mine: list[RunManifest] = []
+    seen = 0
     size = max(limit * 2, _LEAST_PAGE)
-    while len(mine) <= limit:
+    while len(mine) <= limit and seen < SEARCHED:
         page = await host.journal.runs(tenant=principal.tenant, limit=size, before=place, status=status)
         mine += [manifest for manifest in page if manifest.tags.get("kind") == KIND]
-        if len(page) < size:
+        seen += len(page)
+        place = Cursor.of_run(page[-1]) if len(page) == size else None
+        if place is None:
             break
-        place = Cursor.of_run(page[-1])
     shown = mine[:limit]
+    if len(mine) > limit:
+        place = Cursor.of_run(shown[-1])
     return {
         "runs": [
             {
@@ -292,7 +299,7 @@ async def runs(host: Host, principal: Principal, *, limit: int, before: str, sta
             }
             for manifest in shown
         ],
-        "next": str(Cursor.of_run(shown[-1])) if len(mine) > limit else None,
+        "next": None if place is None else str(place),
     }
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from antiphon.contract.events import RunManifest
+from antiphon.host import recordings
 from tests.integration.server.harness import Client
 
 
@@ -249,6 +251,27 @@ async def test_recordings_do_not_hide_older_runs(client: Client) -> None:
     assert [run["runId"] for run in listed] == [made[2], made[1]]
     rest = (await client.get("/v1/runs", params={"limit": 50, "before": made[2]})).json()["runs"]
     assert [run["runId"] for run in rest] == [made[1], made[0]]
+
+
+async def test_a_request_for_runs_examines_a_limited_number_of_recordings(client: Client) -> None:
+    run = await client.start("conformance-noop")
+    await client.ended(run)
+    started = client.host.app.clock.now_ms() + 60_000
+    for number in range(recordings.SEARCHED + 50):
+        manifest = RunManifest(id=f"rec-{number:05}", name="r", status="completed", started_at_ms=started + number)
+        await client.host.journal.open_run(manifest)
+    first = (await client.get("/v1/runs")).json()
+    assert first["runs"] == []
+    rest = (await client.get("/v1/runs", params={"before": first["next"]})).json()
+    assert ([found["runId"] for found in rest["runs"]], rest["next"]) == ([run], None)
+
+
+async def test_recordings_are_found_by_the_beginning_of_their_id(client: Client) -> None:
+    for found in ("Trace-42AB", "Trace-43"):
+        await client.host.journal.open_run(RunManifest(id=found, name="r", status="completed", started_at_ms=1))
+    for text in ("Trace-42", "trace-42", "Trace-42AB"):
+        listed = (await client.get("/v1/recordings", params={"text": text})).json()["runs"]
+        assert [run["id"] for run in listed] == ["Trace-42AB"], text
 
 
 async def test_headers_are_careful_and_health_is_open(client: Client) -> None:
