@@ -260,12 +260,12 @@ def _limits() -> Iterator[dict[str, Any]]:
 # -- a recording: no calls at all, an SDK without its adapter, a client that was created without it -------------------
 
 SDKS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "openai": ("sdk", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI")),
-    "anthropic": ("sdk", ("Anthropic", "AsyncAnthropic")),
-    "google.genai": ("google", ("Client",)),
-    "litellm": ("httpx", ()),
+    "openai": ("wrap", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI")),
+    "anthropic": ("wrap", ("Anthropic", "AsyncAnthropic")),
+    "google.genai": ("adapters.google", ("Client",)),
+    "litellm": ("adapters.httpx", ()),
 }
-"""Modules of SDKs, the adapter of each, and its client classes."""
+"""Modules of SDKs, what records the calls of each, and its client classes."""
 
 
 def _is_wrapped(client: Any) -> bool:
@@ -300,7 +300,5 @@ def missing(run: Run) -> list[str]:
             if clients and not bare:
                 continue
             made = f"; {len(bare)} of its clients exist without it" if bare else ""
-            said.append(
-                f"{module} is loaded, but none of its calls was recorded: use antiphon.adapters.{adapter}{made}"
-            )
+            said.append(f"{module} is loaded, but none of its calls was recorded: use antiphon.{adapter}{made}")
     return said

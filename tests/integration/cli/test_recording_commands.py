@@ -78,7 +78,7 @@ def test_run_with_a_client_that_nobody_wrapped(antiphon: Command) -> None:
     )
     told = antiphon("run", "bare.py:main", "--json").json["warnings"]
     (about,) = [text for text in told if text.startswith("openai is loaded")]
-    assert re.search(r"use antiphon.adapters.sdk; \d+ of its clients exist without it", about)
+    assert re.search(r"use antiphon\.wrap; \d+ of its clients exist without it", about)
 
 
 def test_run_of_an_agent_that_fails(antiphon: Command) -> None:
