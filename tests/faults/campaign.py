@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from antiphon import Antiphon, AsyncGateway, Gateway
-from antiphon.blobs.s3 import S3Objects, bucket_from
+from antiphon.blobs.s3 import Bucket, S3Objects
 from antiphon.config.wiring import open_store
 from antiphon.ops import storage
 from antiphon.ops.runs import find_run
@@ -218,8 +218,7 @@ def _collect(place: _Place, pipe: Connection) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while storage.send_waiting(app).waiting and time.monotonic() < deadline:
         time.sleep(0.2)
-    given = {"bucket": BUCKET, "endpoint": place.bucket, "region": "us-east-1"}
-    bucket = S3Objects(bucket_from({}, **given, access_key=S3_KEY, secret_key=S3_SECRET), timeout=10.0)
+    bucket = S3Objects(Bucket(BUCKET, place.bucket, "us-east-1", S3_KEY, S3_SECRET), timeout=10.0)
     for name in bucket.names():
         document = json.loads(bucket.get(name))
         (interaction,) = document["outputs"]["interactions"]

@@ -33,9 +33,6 @@ class Objects(Protocol):
     def url(self) -> str:
         """Its location, without secrets."""
 
-    def put(self, name: str, data: bytes) -> None:
-        """Store *data*, replacing an existing object with that name."""
-
     def put_file(self, name: str, path: Path) -> None:
         """Store the content of a file without holding all of it in memory."""
 

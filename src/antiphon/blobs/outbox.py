@@ -1,8 +1,8 @@
 """A bucket with an outbox: while the bucket is unreachable everything is stored locally, and sent when it is back.
 
 Whatever is in the outbox folder has not arrived yet; no other state is needed. So a killed process loses nothing, and
-any later process, or :meth:`Outbox.flush`, sends the rest. Large objects always go through the outbox, so that an
-interrupted upload can resume. A process that ends gives its senders a few seconds, then reports what is left.
+any later process, or :meth:`Outbox.flush`, sends the rest. An interrupted upload of a large object resumes. A process
+that ends gives its senders a few seconds, then reports what is left.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Status(NamedTuple):
 
 
 class Outbox:
-    """Objects of a remote place, with a local folder for what cannot be sent now.
+    """Objects of a remote place, with a local folder for what has not arrived there.
 
-    With *later* a writer never waits for the network: everything is stored locally first and sent in the background.
-    With *once* they are blobs, whose names identify their content: existing ones are not sent again.
+    Files are sent at once, and again in the background if that fails. *payloads* are named by their content, so
+    existing ones are not sent again; their writers do not wait for the network.
     """
 
     def __init__(
@@ -49,13 +49,11 @@ class Outbox:
         folder: str | os.PathLike[str],
         remote: Objects,
         *,
-        later: bool = False,
-        once: bool = False,
+        payloads: bool = False,
         first_pause: float = _FIRST_PAUSE_S,
     ) -> None:
         self.local: LocalObjects = LocalObjects(folder)
-        self._once = once
-        self._later = later
+        self._payloads = payloads
         self.remote = remote
         self._first_pause = first_pause
         self._pause = first_pause
@@ -71,11 +69,9 @@ class Outbox:
     def url(self) -> str:
         return self.remote.url
 
-    def put(self, name: str, data: bytes) -> None:
-        self._keep(name, data, once=False)
-
     def put_once(self, name: str, data: bytes) -> None:
-        self._keep(name, data, once=True)
+        self.local.put(name, data)
+        self._retry_later()
 
     def put_file(self, name: str, path: Path) -> None:
         self.local.put_file(name, path)
@@ -118,7 +114,7 @@ class Outbox:
         """What is waiting here."""
         sizes = []
         for name in self.local.names():
-            if not (self._once and is_note(name)):
+            if not (self._payloads and is_note(name)):
                 with contextlib.suppress(OSError):  # it has arrived meanwhile
                     sizes.append(self.local.path(name).stat().st_size)
         return Status(len(sizes), sum(sizes), self._trouble)
@@ -157,24 +153,6 @@ class Outbox:
         while thread.is_alive() and not self._away_until and time.monotonic() < until:
             thread.join(0.02)
 
-    def _keep(self, name: str, data: bytes, *, once: bool) -> None:
-        if self._later:
-            self.local.put(name, data)
-            self._retry_later()
-            return
-        if len(data) <= PART_BYTES and time.monotonic() >= self._away_until:
-            try:
-                (self.remote.put_once if once else self.remote.put)(name, data)
-            except StoreUnavailable as error:
-                self._went_away(error)
-            else:
-                self._came_back()
-                self.take_up()
-                return
-        self.local.put(name, data)
-        if len(data) <= PART_BYTES or not self._send(name):
-            self._retry_later()
-
     def _send(self, name: str) -> bool:
         """Whether the object has arrived (or is no longer wanted)."""
         if time.monotonic() < self._away_until:
@@ -182,7 +160,7 @@ class Outbox:
         path = self.local.path(name)
         try:
             before = path.stat()
-            if self._once and before.st_size <= PART_BYTES:
+            if self._payloads and before.st_size <= PART_BYTES:
                 self.remote.put_once(name, path.read_bytes())
             else:
                 self.remote.put_file(name, path)
@@ -219,7 +197,7 @@ class Outbox:
         with self._lock:
             if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
                 return
-            if self._later:  # otherwise the writer waits, and gets the result
+            if self._payloads:  # otherwise the writer waits, and gets the result
                 _senders.add(self)
             self._thread = threading.Thread(target=self._retry, name="antiphon-outbox", daemon=True)
             self._thread.start()
@@ -249,18 +227,17 @@ class Outbox:
 
 
 class OutboxBlobs(ContentBlobs):
-    """Blobs in a bucket that may be unreachable: ``OutboxBlobs(folder, S3Blobs(...))``."""
+    """Blobs in a bucket that may be unreachable; they are sent in the background."""
 
     def __init__(
         self,
         folder: str | os.PathLike[str],
-        remote: ContentBlobs,
+        remote: Objects,
         *,
-        later: bool = False,
         first_pause: float = _FIRST_PAUSE_S,
         store: str = "",
     ) -> None:
-        self.outbox: Outbox = Outbox(folder, remote.objects, later=later, once=True, first_pause=first_pause)
+        self.outbox: Outbox = Outbox(folder, remote, payloads=True, first_pause=first_pause)
         super().__init__(self.outbox, store)
 
 

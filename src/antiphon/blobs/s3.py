@@ -18,7 +18,6 @@ from typing import IO, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from antiphon.blobs.local import ContentBlobs
 from antiphon.errors import ConfigError, NotFound, StoreUnavailable, missing_extra
 
 T = TypeVar("T")
@@ -57,8 +56,6 @@ def bucket_from(
     bucket: str | None = None,
     endpoint: str | None = None,
     region: str | None = None,
-    access_key: str | None = None,
-    secret_key: str | None = None,
     prefix: str = "",
 ) -> Bucket:
     """Complete the given values from ``R2_*`` (if its key is set) or the standard ``AWS_*`` names, never from both."""
@@ -81,10 +78,8 @@ def bucket_from(
             secret_key=environment.get("AWS_SECRET_ACCESS_KEY", ""),
             token=environment.get("AWS_SESSION_TOKEN", ""),
         )
-    given = {"name": bucket, "endpoint": endpoint, "region": region, "access_key": access_key, "secret_key": secret_key}
+    given = {"name": bucket, "endpoint": endpoint, "region": region}
     found = found._replace(**{name: value for name, value in given.items() if value}, prefix=prefix.strip("/"))
-    if access_key:
-        found = found._replace(token="")
     if not found.name:
         raise ConfigError("No bucket is named.", path="bucket", hint="Give bucket=… or set R2_BUCKET_NAME.")
     if found.access_key and not found.secret_key:
@@ -374,33 +369,6 @@ class S3Objects:
             )
             self._pid = os.getpid()
         return self._kept
-
-
-class S3Blobs(ContentBlobs):
-    """Blobs in an S3-compatible bucket; missing values come from ``AWS_*`` or ``R2_*`` in the environment."""
-
-    def __init__(
-        self,
-        bucket: str | None = None,
-        *,
-        endpoint: str | None = None,
-        region: str | None = None,
-        access_key: str | None = None,
-        secret_key: str | None = None,
-        prefix: str = "",
-        timeout: float = 30.0,
-        retries: int = 3,
-    ) -> None:
-        found = bucket_from(
-            os.environ,
-            bucket=bucket,
-            endpoint=endpoint,
-            region=region,
-            access_key=access_key,
-            secret_key=secret_key,
-            prefix=prefix,
-        )
-        super().__init__(S3Objects(found, timeout=timeout, retries=retries))
 
 
 def _create(obstore: Any, store: Any, name: str, data: bytes) -> bool:

@@ -307,12 +307,11 @@ def take_up_payloads(config: Config, blobs: Callable[[], Blobs | None]) -> None:
 def blobs_of(config: Config, store: Store) -> Blobs:
     """Where large payloads go: a local folder, or the bucket, with a local copy until they have arrived."""
     if payloads_in_bucket(config):
-        from antiphon.blobs.local import ContentBlobs
         from antiphon.blobs.outbox import OutboxBlobs
 
-        remote = ContentBlobs(objects_of(config.artifacts, "payloads"))
+        remote = objects_of(config.artifacts, "payloads")
         named = _named(store, lambda path: f"{socket.gethostname()}:{path}")
-        return OutboxBlobs(ensure_home() / PAYLOADS, remote, later=True, store=named)
+        return OutboxBlobs(ensure_home() / PAYLOADS, remote, store=named)
     from antiphon.blobs.local import LocalBlobs
 
     folder = ensure_home()

@@ -6,13 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.blobs import LocalBlobs, OutboxBlobs
-from antiphon.blobs.local import ContentBlobs
+from antiphon.blobs.local import ContentBlobs, LocalBlobs
+from antiphon.blobs.outbox import OutboxBlobs
 from antiphon.errors import NotFound
 from tests.conftest import S3Access
+from tests.integration.blobs.test_outbox import until
 from tests.integration.blobs.test_s3_blobs import blobs_of, objects_of, refs
 
 PLACES = ["local", "s3", "outbox, sent", "outbox, waiting"]
+
+
+class Sent(OutboxBlobs):
+    """Each blob has arrived before the test goes on."""
+
+    def put(self, tenant: str, data: bytes) -> str:
+        ref = super().put(tenant, data)
+        until(lambda: self.outbox.status().pending == 0)
+        return ref
 
 
 @pytest.fixture(params=PLACES)
@@ -22,10 +32,10 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> ContentBlobs:
     access: S3Access = request.getfixturevalue("s3_access")
     if request.param == "s3":
         return blobs_of(access)
-    made = OutboxBlobs(tmp_path, ContentBlobs(objects_of(access, "payloads")))
-    if request.param == "outbox, waiting":
-        made.outbox.close()
-        made.outbox._away_until = float("inf")
+    if request.param == "outbox, sent":
+        return Sent(tmp_path, objects_of(access, "payloads"))
+    made = OutboxBlobs(tmp_path, objects_of(access, "payloads"))
+    made.outbox.close()
     return made
 
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.blobs import LocalBlobs
-from antiphon.blobs.local import LocalObjects, tenant_folder
+from antiphon.blobs.local import LocalBlobs, LocalObjects, tenant_folder
 from antiphon.errors import ArtifactError, InvalidInput, NotFound, StoreUnavailable
 
 TENANTS = ["default", "a/b", "..", ".", "../../etc", "ä ö", "t=x", "", "x" * 256, "nul\0byte", "A", "a"]
@@ -117,7 +116,7 @@ def test_a_file_that_another_writer_has_just_finished_is_no_trouble(
 def test_killed_while_writing_leaves_no_half_blob(tmp_path: Path) -> None:
     code = """
 import sys
-from antiphon.blobs import LocalBlobs
+from antiphon.blobs.local import LocalBlobs
 blobs = LocalBlobs(sys.argv[1])
 print("ready", flush=True)
 for n in range(10_000):

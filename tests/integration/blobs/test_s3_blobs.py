@@ -7,29 +7,23 @@ import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from antiphon.blobs import S3Blobs
 from antiphon.blobs.local import ContentBlobs
 from antiphon.blobs.s3 import PART_BYTES, Bucket, Multipart, S3Objects, bucket_from
 from antiphon.errors import ArtifactError, ConfigError, NotFound, StoreUnavailable
 from tests.conftest import S3Access
 
 
-def blobs_of(access: S3Access, **options: object) -> S3Blobs:
-    return S3Blobs(
-        access.bucket,
-        endpoint=access.endpoint,
-        region=access.region,
-        access_key=access.key,
-        secret_key=access.secret,
-        **options,  # type: ignore[arg-type]
-    )
+def objects_of(access: S3Access, prefix: str = "", **options: Any) -> S3Objects:
+    bucket = Bucket(access.bucket, access.endpoint, access.region, access.key, access.secret, prefix=prefix)
+    return S3Objects(bucket, **options)
 
 
-def objects_of(access: S3Access, prefix: str = "") -> S3Objects:
-    return S3Objects(Bucket(access.bucket, access.endpoint, access.region, access.key, access.secret, prefix=prefix))
+def blobs_of(access: S3Access, prefix: str = "", **options: Any) -> ContentBlobs:
+    return ContentBlobs(objects_of(access, prefix, **options))
 
 
 def refs(blobs: ContentBlobs, tenant: str) -> list[str]:
@@ -224,13 +218,13 @@ def test_credentials_from_the_environment(s3_access: S3Access, monkeypatch: pyte
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_access.secret)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_access.endpoint)
     monkeypatch.setenv("AWS_REGION", s3_access.region)
-    ref = S3Blobs(s3_access.bucket).put("default", b"x")
+    ref = ContentBlobs(S3Objects(bucket_from(os.environ, bucket=s3_access.bucket))).put("default", b"x")
     monkeypatch.setenv("R2_ACCESS_KEY_ID", s3_access.key)
     monkeypatch.setenv("R2_SECRET_ACCESS_KEY", s3_access.secret)
     monkeypatch.setenv("R2_ENDPOINT_URL", s3_access.endpoint)
     monkeypatch.setenv("R2_BUCKET_NAME", s3_access.bucket)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-somebody-else")
-    assert S3Blobs().get("default", ref) == b"x"
+    assert ContentBlobs(S3Objects(bucket_from(os.environ))).get("default", ref) == b"x"
 
 
 def test_settings_and_environment() -> None:
@@ -238,14 +232,14 @@ def test_settings_and_environment() -> None:
     assert bucket_from(r2) == Bucket("b", "https://acc.r2.cloudflarestorage.com", "auto", "k", "s")
     aws = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t"}
     assert bucket_from(aws, bucket="b", prefix="/p/") == Bucket("b", "", "us-east-1", "k", "s", "t", "p")
-    given = bucket_from(aws | r2, bucket="x", endpoint="http://h/", region="r", access_key="a", secret_key="z")
-    assert given == Bucket("x", "http://h", "r", "a", "z")
+    given = bucket_from(aws | r2, bucket="x", endpoint="http://h/", region="r")
+    assert given == Bucket("x", "http://h", "r", "k", "s")
     assert (
         bucket_from(aws | {"AWS_ENDPOINT_URL_S3": "http://s3", "AWS_ENDPOINT_URL": "x"}, bucket="b").endpoint
         == "http://s3"
     )
-    assert "z" not in repr(given).replace("http", "")
+    assert "secret" not in repr(given._replace(secret_key="secret"))
     with pytest.raises(ConfigError, match="bucket"):
         bucket_from({})
     with pytest.raises(ConfigError, match="secret"):
-        bucket_from({}, bucket="b", access_key="a")
+        bucket_from({"AWS_ACCESS_KEY_ID": "a"}, bucket="b")

@@ -18,7 +18,7 @@ import pytest
 
 import antiphon
 from antiphon import Antiphon
-from antiphon.blobs.s3 import PART_BYTES, S3Objects, bucket_from
+from antiphon.blobs.s3 import PART_BYTES, Bucket, S3Objects
 from antiphon.cli import main
 from antiphon.config.model import ArtifactsSection
 from antiphon.config.wiring import bucket_of
@@ -50,8 +50,7 @@ def settings(access: S3Access, **more: Any) -> dict[str, Any]:
 
 
 def remote(access: S3Access) -> S3Objects:
-    given = {"bucket": access.bucket, "endpoint": access.endpoint, "region": access.region}
-    return S3Objects(bucket_from({}, **given, access_key=access.key, secret_key=access.secret), timeout=5.0)
+    return S3Objects(Bucket(access.bucket, access.endpoint, access.region, access.key, access.secret), timeout=5.0)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon._recording.recorder import SPILL_BYTES, Recorder
 from antiphon._scope import Site
-from antiphon.blobs import LocalBlobs
+from antiphon.blobs.local import LocalBlobs
 from antiphon.ports import Clock
 from antiphon.redact import Redactor, Rules
 from antiphon.stores import SQLiteStore
