@@ -21,9 +21,26 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 log = logging.getLogger("antiphon")
+
+
+T = TypeVar("T")
+_renewals: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+
+
+def renewed_after_fork(thing: T, renew: Callable[[T], object]) -> None:
+    """Have *renew* called with *thing* in each forked child: neither threads nor locks survive a fork."""
+    _renewals[thing] = renew
+
+
+def _after_fork() -> None:
+    for thing, renew in list(_renewals.items()):
+        renew(thing)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Signal:
@@ -87,7 +104,7 @@ class Daemon:
         self._name = name
         self._lock = threading.Lock()
         self.thread: threading.Thread | None = None
-        _all.add(self)
+        renewed_after_fork(self, Daemon._after_fork)
 
     def start(self, work: Callable[[], object]) -> None:
         """Start the thread unless it is running. Call this after queuing its work."""
@@ -119,18 +136,6 @@ class Daemon:
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
         self.thread = None
-
-
-_all: weakref.WeakSet[Daemon] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """Neither threads nor locks survive a fork."""
-    for daemon in list(_all):
-        daemon._after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 _phases: OrderedDict[str, None] = OrderedDict(start=None, stop=None)

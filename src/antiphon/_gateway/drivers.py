@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import os
 import sys
 import threading
 import weakref
@@ -19,6 +18,7 @@ from contextvars import copy_context
 from operator import methodcaller
 from typing import Any
 
+from antiphon._daemon import renewed_after_fork
 from antiphon._drive import until_cancelled
 from antiphon._gateway.admission import admit
 from antiphon._gateway.attempt import returned
@@ -559,7 +559,7 @@ class BreakerFeed:
         """Held while a journal of the gateway is opened."""
         self._worlds: weakref.WeakKeyDictionary[AsyncWorld, Any] = weakref.WeakKeyDictionary()
         """The event loop of each world that has a journal."""
-        _feeds.add(self)
+        renewed_after_fork(self, BreakerFeed.after_fork)
 
     def keep(self, world: AsyncWorld) -> None:
         """Remember the running event loop as the one of *world*."""
@@ -617,17 +617,6 @@ class BreakerFeed:
                 kept[row.key] = row
         self._rows = kept
         self._plans.adopt(kept.values(), told=told)
-
-
-_feeds: weakref.WeakSet[BreakerFeed] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for feed in list(_feeds):
-        feed.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _weakly(feed: BreakerFeed) -> Callable[[BreakerRow], None]:

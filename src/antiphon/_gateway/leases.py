@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import random
 import threading
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from antiphon._daemon import Daemon, Signal
+from antiphon._daemon import Daemon, Signal, renewed_after_fork
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.store_breaker import PAUSE_S as BREAKER_PAUSE_S
 from antiphon._gateway.store_breaker import PROBE, StoreBreaker, is_full, is_sick
@@ -449,5 +448,5 @@ class Janitor:
 
 _janitor = Janitor()
 _service = _Service()
-os.register_at_fork(after_in_child=_service.after_fork)
+renewed_after_fork(_service, _Service.after_fork)
 atexit.register(_service.at_exit)

@@ -7,14 +7,13 @@ call, however it is made. What does not apply is empty, so the fast path is the 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from antiphon._daemon import renewed_after_fork
 from antiphon._gateway.approving import Approving
 from antiphon._gateway.breakers import Breakers, Path
 from antiphon._gateway.hooks import HookReply, Hooks
@@ -411,17 +410,6 @@ class Plan:
         return made
 
 
-_all_plans: weakref.WeakSet[Plans] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for plans in list(_all_plans):
-        plans.changed()  # claims name the process that makes them
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
 class Plans:
     """The plans of one gateway, and the parts they are made of.
 
@@ -462,7 +450,7 @@ class Plans:
         """When changed settings, log levels and breakers of others are checked again."""
         self.was_refreshed: bool = False
         """Whether breakers of others have been read before."""
-        _all_plans.add(self)
+        renewed_after_fork(self, Plans.changed)  # claims name the process that makes them
 
     def plan(self, tool: Tool) -> Plan:
         """The current plan of a tool."""

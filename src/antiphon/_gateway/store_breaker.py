@@ -16,6 +16,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextvars import copy_context
 from typing import Any, Protocol
 
+from antiphon._daemon import renewed_after_fork
 from antiphon._gateway.threads import Abandoned, ThreadRunner, TimedOut
 from antiphon.errors import StoreError, StoreUnavailable
 from antiphon.ports import Clock, SyncJournal
@@ -83,19 +84,23 @@ class StoreBreaker:
         self.on = on
         self._wake = wake
         self.clock = clock
-        self._lock = threading.Lock()
         self._worlds: weakref.WeakSet[Opens] = weakref.WeakSet()
         self._why = StoreError(f"The store {url} does not work.")
         self._probe_at = 0.0
         self._pause_s = PAUSE_S
-        self._trial: Future[None] | None = None
-        """Of the call that waits for the next probe of the store."""
-        self._waiting: Future[None] | None = None
-        """Of the call that waits for the probe in progress."""
         self.threads: ThreadRunner = ThreadRunner(_MOST_WAITING)
         """Where steps with a time limit run."""
         self.look_s = _LONGEST_LOOK_S
         """How long to wait for a read that a call can do without: several times as long as such reads take."""
+        self._reset()
+        renewed_after_fork(self, StoreBreaker._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._trial: Future[None] | None = None
+        """Of the call that waits for the next probe of the store."""
+        self._waiting: Future[None] | None = None
+        """Of the call that waits for the probe in progress."""
         self._late: _Look | None = None
         """The last read that was given up: while it is in progress, there is no other."""
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from antiphon._daemon import Latch
+from antiphon._daemon import Latch, renewed_after_fork
 
 Late = Callable[[Any, BaseException | None], None]
 
@@ -124,6 +124,10 @@ class ThreadRunner:
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
+        self._reset()
+        renewed_after_fork(self, ThreadRunner._reset)
+
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self.abandoned: int = 0
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from antiphon._daemon import Daemon
+from antiphon._daemon import Daemon, renewed_after_fork
 from antiphon._gateway.store_breaker import StoreBreaker
 from antiphon._late import traceback_of
 
@@ -33,8 +32,8 @@ class Watcher:
         """Performs the steps of a call."""
         self.exchange: Callable[[], None] = lambda: None
         """Exchanges the states of breakers."""
-        self._pid = os.getpid()
         self._reset()
+        renewed_after_fork(self, Watcher._reset)
         _all.add(self)
 
     def _reset(self) -> None:
@@ -62,9 +61,6 @@ class Watcher:
         if not self.beside:
             job()
             return
-        if self._pid != os.getpid():  # neither threads nor locks survive a fork
-            self._pid = os.getpid()
-            self._reset()
         self._begun += 1
         self._jobs.put(job)
         self._thread.start(self._work)
@@ -99,9 +95,8 @@ _all: weakref.WeakSet[Watcher] = weakref.WeakSet()
 def _at_exit() -> None:
     with contextlib.suppress(Exception):
         for watcher in list(_all):
-            if watcher._pid == os.getpid():
-                for pause in watcher.last_words():
-                    time.sleep(pause)
+            for pause in watcher.last_words():
+                time.sleep(pause)
 
 
 atexit.register(_at_exit)

@@ -19,6 +19,7 @@ from antiphon.ports import BreakerRow
 from antiphon.redact import Redactor, Rules
 from antiphon.stores import MemoryStore, SQLiteStore
 from antiphon.telemetry.logs import JsonLogListener
+from tests.unit.gateway import kit
 from tests.unit.gateway.kit import START_MS, AsyncRig, Ears, HttpError, Rig, Script
 
 WARM = 3
@@ -332,19 +333,12 @@ def test_fork() -> None:
     rig = Rig(MemoryStore())
     face = Face(rig)
     face.function("parent")
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            face.function("child")
-            owners = [record.owner.rpartition("/")[2] for record in rig.records()]
-            os.write(writing, "\n".join(owners).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as told:
-        in_child, in_parent = told.read().split("\n")
-    os.waitpid(child, 0)
+
+    def owners() -> str:
+        face.function("child")
+        return "\n".join([str(os.getpid()), *(record.owner.rpartition("/")[2] for record in rig.records())])
+
+    child, in_child, in_parent = kit.in_child(owners).split("\n")
     assert in_parent == rig.records()[0].owner.rpartition("/")[2]
     assert in_child != in_parent
     assert f".{child}." in in_child or in_child.startswith("host-")

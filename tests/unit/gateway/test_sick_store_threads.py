@@ -17,7 +17,7 @@ from antiphon._gateway.store_breaker import GRACE_S, StoreBreaker
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow
 from tests.unit.gateway.heard import Face, Heard
-from tests.unit.gateway.kit import ManualClock
+from tests.unit.gateway.kit import ManualClock, in_child
 
 SOON_S = 0.05
 LATER_S = 15.0
@@ -109,6 +109,26 @@ def test_calls_are_told_at_once_while_the_store_is_away_and_made_when_it_is_back
     store.broken.clear()
     assert face.execute(within_s, call_id="c3").content == "sent", "the look has found it well"
     assert face.made == ["ada"]
+
+
+def test_a_forked_child_probes_the_store_itself(store: Heard) -> None:
+    face = Face("sync", store)
+    face.tool()
+    store.fail("begin")
+    store.freeze("renew")
+    assert face.execute(call_id="c1").code == "store_unavailable"
+    assert face.execute(call_id="c2").code == "store_unavailable", "the probe it waits for hangs"
+
+    def child() -> str:
+        store.broken, store.frozen = {}, {}
+        until = time.monotonic() + 5
+        while not (answer := face.execute(call_id="c3")).ok and time.monotonic() < until:
+            pass
+        return str(answer.content if answer.ok else answer.code)
+
+    assert in_child(child) == "sent"
+    store.repair()
+    face.close()
 
 
 @pytest.mark.parametrize("within_s", [None, LATER_S])
@@ -300,7 +320,7 @@ def test_a_store_that_pushes_is_read_once_and_then_listened_to(kind: str, store:
     assert not feed.due(face.world.journal)
     feed._next_read = 0.0
     assert feed.due(face.world.journal), "the safety net"
-    drivers._after_fork_in_child()
+    feed.after_fork()
     assert face.execute(refresh=True, call_id="c3").ok
     assert (store.steps.count("load_breakers"), len(store.listeners)) == (2, 2), "a forked child subscribes anew"
     face.close()

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from antiphon._gateway.context import CallContext
 from antiphon.contract.spec import RetryPolicy
 from antiphon.errors import CallTimeout, IdempotencyConflict, OutcomeUnknown, RetryExhausted
-from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, Hold, HttpError, Rig, Script, eventually
+from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, Hold, HttpError, Rig, Script, eventually, in_child
 from tests.unit.gateway.test_keeping import FakeBlobs, keeping_rig
 
 SHORT = 0.02
@@ -223,6 +223,15 @@ def test_abandoned_threads_are_counted_and_capped() -> None:
     eventually(lambda: rig.gateway._plans.threads.abandoned == 0, "threads stay counted")
     assert rig.execute(params={"to": "3"}).content == "free again"
     assert len(script) == 3
+
+
+def test_a_forked_child_has_no_abandoned_threads() -> None:
+    rig, hold = Rig(abandoned_threads=1), Hold()
+    rig.tool(slow(hold), "sent", idempotent=True, timeout=SHORT, retry=ONCE)
+    assert rig.execute(params={"to": "1"}).status == "timeout"
+    assert rig.execute(params={"to": "2"}).code == "too_many_abandoned_threads"
+    assert in_child(lambda: rig.execute(params={"to": "3"}).code) != "too_many_abandoned_threads"
+    hold.go.set()
 
 
 def test_no_thread_left_for_a_retry_gives_the_last_error() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from antiphon._daemon import renewed_after_fork
 from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Begun, Claimed, ClaimRequest, Cursor, Existing, Pinned, Records, Row, Settlement, Told
 from antiphon.stores._reads import Answers, TaskReads, ThreadReads
@@ -39,7 +40,7 @@ class PostgresJournal(PostgresLog):
         self._subscriber: Subscriber | None = None
         self._leave: weakref.finalize[..., PostgresJournal] | None = None
         self._reads = (TaskReads if isinstance(engine, AsyncEngine) else ThreadReads)(self._read_many)
-        _journals.add(self)
+        renewed_after_fork(self, PostgresJournal.after_fork)
 
     def after_fork(self) -> None:
         """In the child: a parent thread may have been reading."""
@@ -245,14 +246,3 @@ def _existing(rows: Rows) -> Existing:
     found = {row[2]: record_of(row[3 : 4 + OP]) for row in rows}
     current = found.get(True) or found.get(False) or found[None]
     return Existing(current, current if True in found else found.get(None), now)
-
-
-_journals: weakref.WeakSet[PostgresJournal] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for journal in tuple(_journals):
-        journal.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)

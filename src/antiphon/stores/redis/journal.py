@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from antiphon._daemon import renewed_after_fork
 from antiphon._drive import drive
 from antiphon.ports import Existing, Told
 from antiphon.stores._adapters import SyncFromAsync
@@ -102,7 +101,7 @@ class BlockingJournal(RedisJournal):
         self._background: _Background | None = None
         self._starting = threading.Lock()
         self._closed = False
-        _journals.add(self)
+        renewed_after_fork(self, BlockingJournal.after_fork)
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
         background = self._background
@@ -229,17 +228,6 @@ class _Background:
         if self._journal is None:
             self._journal = self._open()
         return await work(self._journal)
-
-
-_journals: weakref.WeakSet[BlockingJournal] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for journal in tuple(_journals):
-        journal.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _fields(info: Any) -> Mapping[str, str]:
