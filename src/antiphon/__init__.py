@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from antiphon._gateway.context import CallContext
     from antiphon._gateway.point import effect
     from antiphon._scope import branch, submit, wrap_context
-    from antiphon.adapters.sdk import wrap
+    from antiphon.adapters.httpx import wrap
     from antiphon.canonical import canonical_json
     from antiphon.contract.result import ToolDenied
     from antiphon.contract.spec import DidNotHappen, Happened, ToolSpec
@@ -34,7 +34,7 @@ _NAMES = {
     "_gateway.context": "CallContext",
     "_gateway.point": "effect",
     "_scope": "branch submit wrap_context",
-    "adapters.sdk": "wrap",
+    "adapters.httpx": "wrap",
     "canonical": "canonical_json",
     "contract.result": "ToolDenied",
     "contract.spec": "DidNotHappen Happened ToolSpec",
