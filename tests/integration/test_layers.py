@@ -40,6 +40,16 @@ PLANTED = {
     ),
     "a decision reads the clock": ("decide/planted.py", "import time", "antiphon.decide.planted -> time"),
     "a module without a layer": ("planted.py", "", "- antiphon.planted\n"),
+    "a circle of adapters": (
+        "adapters/_need.py",
+        "def late():\n    import antiphon.adapters.httpx",
+        "- ._need -> .httpx",
+    ),
+    "a circle in the proxy": (
+        "proxy/upstreams.py",
+        "def late():\n    import antiphon.proxy.app",
+        "- .upstreams -> .app",
+    ),
     "a circle of use cases": (
         "ops/resources.py",
         "def late():\n    import antiphon.ops.admin",
