@@ -222,6 +222,16 @@ class BreakerRow(NamedTuple):
     updated_at_ms: int
     tripped_by: str = ""
 
+    @property
+    def name(self) -> str:
+        """The breaker's name: the key of a process's trip ends with the process."""
+        return self.key.removesuffix(f"#{self.tripped_by}") if self.tripped_by else self.key
+
+    @property
+    def is_trip(self) -> bool:
+        """Whether one process opened it; otherwise an operator acted."""
+        return self.name != self.key
+
 
 Told = Callable[[BreakerRow], None]
 

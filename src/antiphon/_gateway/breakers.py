@@ -138,11 +138,12 @@ class Breakers:
             rows, oldest_ms = list(rows), 0 if told else (now - self._looked) * 1000
             left = {row.key: self._left_ms(row, now, oldest_ms) for row in rows}
             self._looked = now
-            acts = {row.key: row.epoch for row in rows if "#" not in row.key}
+            acts = {row.key: row.epoch for row in rows if not row.is_trip}
             for row in rows:
-                key, _, owner = row.key.partition("#")
-                if owner:
-                    live = row.state in ("OPEN", "HALF_OPEN") and left[row.key] > 0 and owner != owner_token()
+                key = row.name
+                if row.is_trip:
+                    others = row.tripped_by != owner_token()
+                    live = row.state in ("OPEN", "HALF_OPEN") and left[row.key] > 0 and others
                     if live and row.epoch > acts.get(key, 0):  # trips before an operator's reset no longer count
                         votes.setdefault(key, []).append(row)
                 elif self._seen.get(row.key) != row:

@@ -207,7 +207,7 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
         case Renew() if extras.last is not None:
             return not_renewed(call)
         case ShareBreaker(row=row):
-            return not_shared(call, row.key.partition("#")[0], error)
+            return not_shared(call, row.name, error)
         case Append(then=then) if then is conclude:
             return append_broke_off(call, error)
         case Append() if extras.replayed:

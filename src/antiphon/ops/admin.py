@@ -130,19 +130,18 @@ class Admin:
     async def breakers(self) -> list[dict[str, Any]]:
         """The shared state of every breaker that ever changed; operators' acts before trips of single processes."""
         rows = await self._journal.load_breakers(self.tenant)
-        return [self._breaker(row) for row in sorted(rows, key=lambda row: (row.key.partition("#")[0], row.key))]
+        return [self._breaker(row) for row in sorted(rows, key=lambda row: (row.name, row.key))]
 
     def _breaker(self, row: BreakerRow) -> dict[str, Any]:
         now = self._clock.now_ms()
-        name, _, owner = row.key.partition("#")
         expired = bool(row.until_ms) and row.until_ms <= now
         state = row.state
         if expired and state in ("OPEN", "FORCED_OPEN"):
             state = "CLOSED" if state == "FORCED_OPEN" else "HALF_OPEN"
         return {
-            "key": name,
+            "key": row.name,
             "state": state,
-            "by": "process" if owner else "operator",
+            "by": "process" if row.is_trip else "operator",
             "reason": row.reason,
             "epoch": row.epoch,
             "untilMs": None if not row.until_ms or expired else row.until_ms,
@@ -307,13 +306,13 @@ class Admin:
     ) -> dict[str, Any]:
         reason = self._shown(reason)
         rows = await self._journal.load_breakers(self.tenant)
-        await self._must_know(act, key, {row.key.partition("#")[0] for row in rows})
+        await self._must_know(act, key, {row.name for row in rows})
         now = self._clock.now_ms()
-        known = max((row.epoch for row in rows if row.key.partition("#")[0] == key), default=0)
+        known = max((row.epoch for row in rows if row.name == key), default=0)
         epoch = max(known + 1, now // 1000)  # outranks what processes count, even after their rows are swept
         row = BreakerRow(key, state, epoch, until, reason, now, owner_token())
         if dry_run:
-            states = [self._breaker(one)["state"] for one in rows if one.key.partition("#")[0] == key]
+            states = [self._breaker(one)["state"] for one in rows if one.name == key]
             worst = next((one for one in ("FORCED_OPEN", "OPEN", "HALF_OPEN") if one in states), "CLOSED")
             return {**self._breaker(row), "before": worst, "dryRun": True}
         await self._journal.save_breaker(self.tenant, row)

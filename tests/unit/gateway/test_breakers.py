@@ -11,6 +11,7 @@ from antiphon._gateway.breakers import Breakers
 from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy
+from antiphon.decide.breaker import Breaker
 from antiphon.ports import BreakerRow
 from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import HttpError, ManualClock, Rig
@@ -33,6 +34,22 @@ def test_an_open_breaker_touches_neither_tool_nor_store_with_a_write() -> None:
     assert "Try again in" in refused.error.message
     assert len(script) == before
     assert store.asked == ["read"]
+
+
+def test_a_name_may_contain_the_separator() -> None:
+    clock = ManualClock()
+    breakers = Breakers(clock, quorum=1)
+    breakers.adopt([])
+    key, until = "dependency/billing#eu", clock.now_ms() + 30_000
+    [(forced, transition)] = breakers.adopt([BreakerRow(key, "FORCED_OPEN", 9, 0, "maintenance", 0, "operator")])
+    assert (forced, transition.to_state) == (key, "FORCED_OPEN")
+
+    tripped = Breakers(clock, quorum=1)
+    tripped.adopt([])
+    own = tripped.row(key, Breaker())
+    assert tripped.adopt([own._replace(state="OPEN", until_ms=until)]) == [], "its own trip is no news"
+    [(name, _)] = tripped.adopt([BreakerRow(f"{key}#node-1", "OPEN", 1, until, "5 failures", 0, "node-1")])
+    assert name == key
 
 
 def test_a_done_record_still_answers_while_the_breaker_is_open() -> None:
@@ -142,7 +159,7 @@ def test_operators_see_a_pause_and_a_reset_ends_it() -> None:
     [row] = rows(store).values()
     assert (row.key.partition("#")[0], row.state) == ("tool/tools/send", "CLOSED")
     assert (row.reason, row.until_ms - rig.clock.now_ms()) == ("throttled: the dependency asked to wait", 20_000)
-    assert Breakers(rig.clock, quorum=1).adopt([row._replace(key="tool/tools/send#other")]) == [], (
+    assert Breakers(rig.clock, quorum=1).adopt([row._replace(key="tool/tools/send#other", tripped_by="other")]) == [], (
         "it binds nobody else"
     )
     act = BreakerRow("tool/tools/send", "CLOSED", row.epoch + 1, 0, "reset: it is back", rig.clock.now_ms())
