@@ -114,6 +114,8 @@ class Hit(NamedTuple):
 
 
 _SHORTEST_KNOWN, _SHORTEST_PIECE = 4, 6
+_WORTH_COMPILING = 16
+"""Compiling a character of a pattern takes as long as searching this many characters without one."""
 Fits = Callable[[str, str], bool]
 """(kind, text) -> whether the detector of that kind matches the text."""
 
@@ -144,7 +146,14 @@ class Pseudonyms:
         """Pseudonym -> kind."""
         self._needles: dict[str, list[tuple[Known, bool]]] = {}
         """Prefixes of known values, or (``True``) suffixes."""
+        self._lengths: dict[str, list[int]] = {}
+        """The first characters of needles -> their lengths, the longest first."""
+        self._size = 0
+        """Characters of all needles."""
+        self._searched = 0
+        """Characters that were searched since there is no pattern."""
         self._pattern: re.Pattern[str] | None = None
+        """All needles, once they are worth compiling."""
         self._lock = threading.RLock()
 
     def __bool__(self) -> bool:
@@ -175,28 +184,34 @@ class Pseudonyms:
     def _look_for(self, known: Known) -> None:
         value, other = known.value, known.pseudonym
         if known.whole:
-            self._needles.setdefault(value, []).append((known, False))
+            self._add(value, known)
         else:
             changed = [at for at, (a, b) in enumerate(zip(value, other, strict=True)) if a != b]
             changed = changed or list(range(len(value)))
             start = max(_SHORTEST_PIECE, changed[0] + 1)
             end = min(len(value) - _SHORTEST_PIECE, changed[-1])
-            self._needles.setdefault(value[:start], []).append((known, False))
-            self._needles.setdefault(value[end:], []).append((known, True))
-        self._pattern = None
+            self._add(value[:start], known)
+            self._add(value[end:], known, is_end=True)
+
+    def _add(self, needle: str, known: Known, *, is_end: bool = False) -> None:
+        self._needles.setdefault(needle, []).append((known, is_end))
+        first, size = needle[:_SHORTEST_KNOWN], len(needle)
+        self._lengths[first] = sorted({size, *self._lengths.get(first, ())}, reverse=True)
+        self._size += size
+        self._pattern, self._searched = None, 0
 
     # -- finding known values ------------------------------------------------------------------------------------
 
     def occurs(self, text: str) -> bool:
         """Whether *text* may contain a known value or a part of one."""
-        return self._compiled().search(text) is not None
+        return self._first(text, 0) is not None
 
     def find(self, text: str) -> list[Hit]:
         """Known values and parts of them (prefixes or suffixes) in *text*, the longest of overlapping ones."""
         hits: list[Hit] = []
-        position, pattern = 0, self._compiled()
-        while match := pattern.search(text, position):
-            needle, start = match[0], match.start()
+        position = 0
+        while found := self._first(text, position):
+            start, needle = found
             best: Hit | None = None
             for known, is_end in self._needles[needle]:
                 hit = _extended(text, start, len(needle), known, is_end)
@@ -209,13 +224,29 @@ class Pseudonyms:
                 position = max(best.end, start + 1)
         return hits
 
-    def _compiled(self) -> re.Pattern[str]:
+    def _first(self, text: str, position: int) -> tuple[int, str] | None:
+        """The first needle in *text* from *position* on, the longest of those that begin there."""
         pattern = self._pattern
-        if pattern is None:
-            with self._lock:
+        if pattern is None and self._searched + len(text) - position > self._size * _WORTH_COMPILING:
+            pattern = self._compiled()
+        if pattern is not None:
+            match = pattern.search(text, position)
+            return None if match is None else (match.start(), match[0])
+        needles, lengths, start = self._needles, self._lengths, position
+        for start in range(position, len(text) - _SHORTEST_KNOWN + 1):
+            for size in lengths.get(text[start : start + _SHORTEST_KNOWN], ()):
+                if text[start : start + size] in needles:
+                    self._searched += start - position
+                    return start, text[start : start + size]
+        self._searched += start - position
+        return None
+
+    def _compiled(self) -> re.Pattern[str]:
+        with self._lock:  # else a value that another thread adds meanwhile would not be searched for
+            if self._pattern is None:
                 ordered = sorted(self._needles, key=lambda needle: (needle[:3], -len(needle)))
-            pattern = self._pattern = re.compile(_alternatives(ordered))
-        return pattern
+                self._pattern = re.compile(_alternatives(ordered))
+            return self._pattern
 
     # -- making pseudonyms ---------------------------------------------------------------------------------------
 

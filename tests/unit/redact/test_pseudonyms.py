@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import threading
 from typing import Any
 from urllib.parse import quote
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphon.redact import Redactor, Rule, Rules
+from antiphon.redact import Redactor, Rule, Rules, _standins
 from antiphon.redact._detect import detected, iban_valid, luhn
 from antiphon.redact._pointers import masks_in, text_at, viewed, with_masks
 from antiphon.redact._standins import Pseudonyms
@@ -259,3 +260,57 @@ def test_the_value_of_a_name_is_looked_at_although_other_objects_have_the_same_n
     for _ in range(2):
         assert redactor.redact({**plain, "mail": "ana@example.org"})["value"] == "Zagreb-77-x"
     assert redactor.redact({**pair, "mail": "ana@example.org"})["value"] != "Zagreb-77-x"
+
+
+def test_many_new_values_are_not_compiled_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[int] = []
+    alternatives = _standins._alternatives
+
+    def counted(needles: list[str]) -> str:
+        compiled.append(len(needles))
+        return alternatives(needles)
+
+    monkeypatch.setattr(_standins, "_alternatives", counted)
+    redactor = run()
+    known = redactor.redact({"email": "ada@example.org"})["email"]
+    for page in range(4):
+        mails = ["ada@example.org", *(f"customer{page}{number}@example.org" for number in range(100))]
+        clean = redactor.redact([{"id": number, "email": mail} for number, mail in enumerate(mails)])
+        assert clean[0]["email"] == known
+        assert len({item["email"] for item in clean}) == 101
+        assert redactor.redact(" ".join(mails)) == " ".join(item["email"] for item in clean)
+    assert len(compiled) < 40
+
+
+@given(st.lists(st.text("ab1@. ", min_size=4, max_size=12), min_size=1, max_size=8), st.text("ab1@. ", max_size=60))
+def test_known_values_are_found_alike_before_and_after_they_are_compiled(values: list[str], text: str) -> None:
+    made = Pseudonyms(KEY)
+    for value in values:
+        made.of("password", value)
+    whole = " ".join((text, *values, text))
+    for searched in (text, whole, whole[3:-3]):
+        found = made.find(searched)
+        assert made._pattern is None
+        made._compiled()
+        assert made.find(searched) == found
+        assert made.occurs(searched) or not found
+        made._pattern, made._searched = None, -10_000
+
+
+def test_a_value_that_another_thread_learns_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, secret = Pseudonyms(KEY), "Tr0ub4dor&3"
+    made.of("password", "correct horse battery staple")
+    other = threading.Thread(target=lambda: made.of("password", secret))
+    alternatives = _standins._alternatives
+
+    def interrupted(needles: list[str]) -> str:
+        if other.ident is None:
+            other.start()
+            other.join(0.1)  # it may have to wait for this thread
+        return alternatives(needles)
+
+    monkeypatch.setattr(_standins, "_alternatives", interrupted)
+    assert not made.occurs("nothing to find " * 1000)
+    other.join()
+    monkeypatch.undo()
+    assert made.find(f"nothing but {secret}")
