@@ -7,7 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -62,6 +62,29 @@ class _StoredBody(msgspec.Struct, frozen=True, rename="camel"):
 
 class _Versioned(msgspec.Struct, frozen=True):
     v: int = 1
+
+
+class ClaimQuery(NamedTuple):
+    """Which claims a list shows (see ``list`` of the port); an empty string means all."""
+
+    tenant: str
+    tool: str = ""
+    session: str = ""
+    prefix: str = ""
+    state: str = ""
+    limit: int = 100
+    before: Cursor | None = None
+
+
+class RunQuery(NamedTuple):
+    """Which runs a list shows (see ``runs`` of the port); an empty string means all."""
+
+    tenant: str
+    prefix: str = ""
+    name: str = ""
+    status: str = ""
+    limit: int = 50
+    before: Cursor | None = None
 
 
 NO_OUTCOME = Outcome()
@@ -212,13 +235,14 @@ def manifests_of(documents: Iterable[bytes]) -> list[RunManifest]:
     return found
 
 
-def is_wanted(manifest: RunManifest, prefix: str, name: str, status: str, before: Cursor | None) -> bool:
+def is_wanted(manifest: RunManifest, which: RunQuery) -> bool:
     """Whether a list of runs has this one, for stores that look at each."""
     return (
-        manifest.id.startswith(prefix)
-        and name in ("", manifest.name)
-        and status in ("", manifest.status)
-        and (before is None or (manifest.started_at_ms, manifest.id) < before)
+        manifest.tenant == which.tenant
+        and manifest.id.startswith(which.prefix)
+        and which.name in ("", manifest.name)
+        and which.status in ("", manifest.status)
+        and (which.before is None or (manifest.started_at_ms, manifest.id) < which.before)
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from antiphon.contract.events import RunManifest
 from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
-from antiphon.stores._common import event_of, is_wanted, known_manifest
+from antiphon.stores._common import RunQuery, event_of, is_wanted, known_manifest
 
 
 class _Run:
@@ -58,22 +59,13 @@ class MemoryLog:
             found = self._runs.get(run)
         return None if found is None or found.manifest is None else known_manifest(found.manifest)
 
-    def runs(
-        self,
-        *,
-        tenant: str,
-        prefix: str = "",
-        name: str = "",
-        status: str = "",
-        limit: int = 50,
-        before: Cursor | None = None,
-    ) -> Manifests:
+    def runs(self, **query: Any) -> Manifests:
+        which = RunQuery(**query)
         with self.lock:
             manifests = [run.manifest for run in self._runs.values() if run.manifest is not None]
-        mine = [manifest for manifest in manifests if manifest.tenant == tenant]
-        found = [manifest for manifest in mine if is_wanted(manifest, prefix, name, status, before)]
+        found = [manifest for manifest in manifests if is_wanted(manifest, which)]
         found.sort(key=Cursor.of_run, reverse=True)
-        return [known_manifest(manifest) for manifest in found[: max(0, limit)]]
+        return [known_manifest(manifest) for manifest in found[: max(0, which.limit)]]
 
     def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         start = max(0, start)

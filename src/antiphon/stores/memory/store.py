@@ -12,8 +12,9 @@ from typing import Any
 
 from antiphon.contract.record import unknown_for
 from antiphon.errors import InvalidInput
-from antiphon.ports import Clock, Cursor, Journal, Records, Told
+from antiphon.ports import Clock, Journal, Records, Told
 from antiphon.stores._adapters import AsyncFromSync
+from antiphon.stores._common import ClaimQuery
 from antiphon.stores._waiters import loop_waiter
 from antiphon.stores.memory.claims import MemoryClaims, Node
 
@@ -72,26 +73,17 @@ class SyncMemoryJournal(MemoryClaims):
             self._pins.clear()
             self._forget_log()
 
-    def list(
-        self,
-        *,
-        tenant: str,
-        tool: str = "",
-        session: str = "",
-        state: str = "",
-        prefix: str = "",
-        limit: int = 100,
-        before: Cursor | None = None,
-    ) -> Records:
+    def list(self, **query: Any) -> Records:
+        which = ClaimQuery(**query)
         found: Records = []
         nodes = self._all_current()
-        older = math.inf if before is None else before.at
+        older = math.inf if which.before is None else which.before.at
         for node in sorted(nodes, key=attrgetter("fence"), reverse=True):
-            if len(found) >= limit:
+            if len(found) >= which.limit:
                 break
-            if node.fence < older and _matches(node, tenant, tool, session, prefix):
+            if node.fence < older and _matches(node, which):
                 with self.lock:  # a record built concurrently with a settlement would be kept, and be wrong
-                    if node.lives(self._now()) and state in ("", node.state):
+                    if node.lives(self._now()) and which.state in ("", node.state):
                         found.append(node.to_record())
         return found
 
@@ -157,13 +149,13 @@ class MemoryJournal(AsyncFromSync):
                 self._journal.remove_waiter(key, version, waiter)
 
 
-def _matches(node: Node, tenant: str, tool: str, session: str, prefix: str) -> bool:
+def _matches(node: Node, which: ClaimQuery) -> bool:
     template = node.template
     return (
-        template.tenant == tenant
-        and tool in ("", template.tool)
-        and session in ("", template.session)
-        and node.key.startswith(prefix)
+        template.tenant == which.tenant
+        and which.tool in ("", template.tool)
+        and which.session in ("", template.session)
+        and node.key.startswith(which.prefix)
     )
 
 

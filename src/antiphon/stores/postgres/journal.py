@@ -11,11 +11,12 @@ from typing import Any
 
 from antiphon._daemon import renewed_after_fork
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Begun, Claimed, ClaimRequest, Cursor, Existing, Pinned, Records, Row, Settlement, Told
+from antiphon.ports import Begun, Claimed, ClaimRequest, Existing, Pinned, Records, Row, Settlement, Told
+from antiphon.stores._common import ClaimQuery
 from antiphon.stores._reads import Answers, TaskReads, ThreadReads
 from antiphon.stores.postgres.connection import Rows
 from antiphon.stores.postgres.engine import AsyncEngine, Engine, Step
-from antiphon.stores.postgres.log import NEWEST, PostgresLog
+from antiphon.stores.postgres.log import PostgresLog, query_params
 from antiphon.stores.postgres.statements import (
     OP,
     VERSION,
@@ -107,20 +108,8 @@ class PostgresJournal(PostgresLog):
         params = {"key": key, "version": -1 if version is None else version, "channel": self._channel}
         return bool(await self._engine.run("clear", params))
 
-    async def list(
-        self,
-        *,
-        tenant: str,
-        tool: str = "",
-        session: str = "",
-        state: str = "",
-        prefix: str = "",
-        limit: int = 100,
-        before: Cursor | None = None,
-    ) -> Records:
-        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix, "state": state}
-        place = (before or NEWEST)._asdict()
-        rows = await self._engine.run("list", {**which, **place, "limit": max(0, limit)}, prepare=False)
+    async def list(self, **query: Any) -> Records:
+        rows = await self._engine.run("list", query_params(ClaimQuery(**query)), prepare=False)
         return [record_of(row) for row in rows]
 
     async def earlier(self, *, tenant: str, key: str = "") -> Records:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
 from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
-from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of, manifests_of
+from antiphon.stores._common import BREAKER_KEPT_MS, ClaimQuery, RunQuery, event_of, manifest_of, manifests_of
 from antiphon.stores.postgres.engine import Engine
 from antiphon.stores.postgres.statements import breaker_of, from_text, log_params
 
 _encode = msgspec.json.Encoder().encode
 _NO_END = 2**62
-NEWEST = Cursor(_NO_END, "")
+_NEWEST = Cursor(_NO_END, "")
 """Everything follows it."""
 _DELETE_BATCH = 5000
 _APPEND_BATCH = 5000
@@ -66,19 +67,8 @@ class PostgresLog:
         rows = await self._engine.run("manifest", {"id": run})
         return manifest_of(rows[0][0]) if rows else None
 
-    async def runs(
-        self,
-        *,
-        tenant: str,
-        prefix: str = "",
-        name: str = "",
-        status: str = "",
-        limit: int = 50,
-        before: Cursor | None = None,
-    ) -> Manifests:
-        which = {"tenant": tenant, "prefix": prefix, "name": name, "status": status}
-        place = (before or NEWEST)._asdict()
-        rows = await self._engine.run("runs", {**which, **place, "limit": max(0, limit)}, prepare=False)
+    async def runs(self, **query: Any) -> Manifests:
+        rows = await self._engine.run("runs", query_params(RunQuery(**query)), prepare=False)
         return manifests_of(row[0] for row in rows)
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
@@ -113,6 +103,12 @@ class PostgresLog:
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         params = {**row._asdict(), "tenant": tenant, "channel": self._channel}
         await self._engine.run("save_breaker", params)
+
+
+def query_params(which: ClaimQuery | RunQuery) -> dict[str, Any]:
+    """The parameters of a list."""
+    place = (which.before or _NEWEST)._asdict()
+    return {**which._asdict(), **place, "limit": max(0, which.limit)}
 
 
 def _manifest_params(manifest: RunManifest) -> dict[str, object]:

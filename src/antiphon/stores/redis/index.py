@@ -13,6 +13,7 @@ from typing import Any
 
 from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Cursor, Records
+from antiphon.stores._common import ClaimQuery
 from antiphon.stores.redis.client import Client
 from antiphon.stores.redis.schema import CLEARED, Names, Shard, evalsha, record_of, text_of
 
@@ -39,31 +40,23 @@ class RedisIndex:
     _names: Names
     _sweep_rank = _FIRST_RANK
 
-    async def list(
-        self,
-        *,
-        tenant: str,
-        tool: str = "",
-        session: str = "",
-        state: str = "",
-        prefix: str = "",
-        limit: int = 100,
-        before: Cursor | None = None,
-    ) -> Records:
+    async def list(self, **query: Any) -> Records:
+        which = ClaimQuery(**query)
         found: Records = []
         first: int | str = "-inf"
         after: Entry | None = None
-        if before is not None:
-            after = await self._entry(tenant, before)
+        if which.before is not None:
+            after = await self._entry(which.tenant, which.before)
             first = after[0]
-        async for entries in self._newest(tenant, max(8, limit // 32), first):
-            fitting = [entry for entry in entries if entry[2].startswith(prefix) and (after is None or entry > after)]
+        async for entries in self._newest(which.tenant, max(8, which.limit // 32), first):
+            later = entries if after is None else [entry for entry in entries if entry > after]
+            fitting = [entry for entry in later if entry[2].startswith(which.prefix)]
             for start in range(0, len(fitting), BATCH):
                 records = await self._records(fitting[start : start + BATCH])
-                found += [record for record in records if _fits(record, tool, session, state)]
-                if len(found) >= limit:
-                    return found[:limit]
-        return found[:limit]
+                found += [record for record in records if _fits(record, which)]
+                if len(found) >= which.limit:
+                    return found[: which.limit]
+        return found[: which.limit]
 
     async def _entry(self, tenant: str, place: Cursor) -> Entry:
         """The entry of a record; its original one, if it is gone or the key has a new record since."""
@@ -185,5 +178,9 @@ class RedisIndex:
         ]
 
 
-def _fits(record: DedupeRecord, tool: str, session: str, state: str) -> bool:
-    return tool in ("", record.tool) and session in ("", record.request.session_key) and state in ("", record.state)
+def _fits(record: DedupeRecord, which: ClaimQuery) -> bool:
+    return (
+        which.tool in ("", record.tool)
+        and which.session in ("", record.request.session_key)
+        and which.state in ("", record.state)
+    )

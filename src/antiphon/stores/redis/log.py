@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from antiphon.contract.events import RunManifest
-from antiphon.ports import BreakerRow, BreakerRows, Cursor, Events, Manifests, Row
-from antiphon.stores._common import BREAKER_KEPT_MS, event_of, is_wanted, manifest_of, manifests_of
+from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
+from antiphon.stores._common import BREAKER_KEPT_MS, RunQuery, event_of, is_wanted, manifest_of, manifests_of
 from antiphon.stores.redis.client import Client
 from antiphon.stores.redis.schema import Names, evalsha
 
@@ -57,30 +58,22 @@ class RedisLog:
         document = await self._client.execute(("GET", name))
         return None if document is None else manifest_of(document)
 
-    async def runs(
-        self,
-        *,
-        tenant: str,
-        prefix: str = "",
-        name: str = "",
-        status: str = "",
-        limit: int = 50,
-        before: Cursor | None = None,
-    ) -> Manifests:
-        index = self._names.runs(tenant)
-        newest = "+inf" if before is None else before.at
+    async def runs(self, **query: Any) -> Manifests:
+        which = RunQuery(**query)
+        index = self._names.runs(which.tenant)
+        newest = "+inf" if which.before is None else which.before.at
         at = 0
         found: list[RunManifest] = []
-        while len(found) < limit:
+        while len(found) < which.limit:
             members = await self._client.execute(("ZREVRANGEBYSCORE", index, newest, "-inf", "LIMIT", at, _PAGE))
-            ids = [run for run in map(bytes.decode, members) if run.startswith(prefix)]
+            ids = [run for run in map(bytes.decode, members) if run.startswith(which.prefix)]
             documents = await self._client.execute_many([("GET", self._names.run(run)[0]) for run in ids])
             manifests = manifests_of(document for document in documents if document is not None)
-            found += [manifest for manifest in manifests if is_wanted(manifest, prefix, name, status, before)]
+            found += [manifest for manifest in manifests if is_wanted(manifest, which)]
             if len(members) < _PAGE:
                 break
             at += _PAGE
-        return found[:limit]
+        return found[: which.limit]
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         _, name = self._names.run(run)

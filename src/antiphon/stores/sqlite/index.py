@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 from operator import itemgetter
-from typing import NamedTuple
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Cursor
+from antiphon.stores._common import ClaimQuery
 from antiphon.stores.sqlite import log
 from antiphon.stores.sqlite.claims import COLUMNS, ID, LOOK_AGAIN_MS, SQL, Gone, forget, to_record
 
@@ -35,14 +34,10 @@ def catch_up(connection: sqlite3.Connection, limit: int, now: int) -> bool:
     return high < last
 
 
-class Filter(NamedTuple):
-    """Which claims an operator means; an empty string means all."""
+class Filter(ClaimQuery):
+    """A query as SQL."""
 
-    tenant: str
-    tool: str = ""
-    session: str = ""
-    prefix: str = ""
-    state: str = ""
+    __slots__ = ()
 
     def source(self) -> tuple[str, list[str]]:
         """Tables and condition: one index leads to the claims, whatever the size of the store."""
@@ -70,11 +65,10 @@ class Filter(NamedTuple):
         return [self._replace(tool=tool) for (tool,) in connection.execute(SQL["tools"], (self.tenant, self.tenant))]
 
 
-def find(
-    connection: sqlite3.Connection, which: Filter, limit: int, now: int, before: Cursor | None = None
-) -> list[DedupeRecord]:
-    """Live claims, newest first; with *before* those that follow it: by row, or by time if the claim there is gone."""
+def find(connection: sqlite3.Connection, which: Filter, now: int) -> list[DedupeRecord]:
+    """Live claims, newest first; after a cursor by row, or by time if the claim there is gone."""
     rows = []
+    before, limit = which.before, which.limit
     place: tuple[int] | None = None
     if before is not None:
         place = connection.execute(SQL["row_of"], (before.id, which.tenant, before.at)).fetchone()

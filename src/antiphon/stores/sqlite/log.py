@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from antiphon.contract.events import RunManifest
-from antiphon.ports import BreakerRow, Cursor, Row
-from antiphon.stores._common import BREAKER_KEPT_MS
+from antiphon.ports import BreakerRow, Row
+from antiphon.stores._common import BREAKER_KEPT_MS, RunQuery
 from antiphon.stores.sqlite.claims import SQL
 
 _END_OF_RUN, _INSERT_EVENT = SQL["end_of_run"], SQL["insert_event"]
@@ -57,25 +57,23 @@ def manifest_bytes(connection: sqlite3.Connection, run: str) -> bytes | None:
     return None if found is None else found[0]
 
 
-def runs(
-    connection: sqlite3.Connection, tenant: str, prefix: str, name: str, status: str, limit: int, before: Cursor | None
-) -> list[bytes]:
-    """Manifests of a tenant, newest first, those after *before*."""
+def runs(connection: sqlite3.Connection, which: RunQuery) -> list[bytes]:
+    """Manifests, newest first."""
     parts = ["tenant = ?"]
-    values: list[str | int] = [tenant]
-    for column, value in (("name", name), ("status", status)):
+    values: list[str | int] = [which.tenant]
+    for column, value in (("name", which.name), ("status", which.status)):
         if value:
             parts.append(f"{column} = ?")
             values.append(value)
-    if prefix:
+    if which.prefix:
         parts.append("id >= ? AND id < ?")
-        values += [prefix, prefix + "\U0010ffff"]
-    if before is not None:
+        values += [which.prefix, which.prefix + "\U0010ffff"]
+    if which.before is not None:
         parts.append("(started_at_ms, id) < (?, ?)")
-        values += before
+        values += which.before
     fitting = f"SELECT manifest FROM runs WHERE {' AND '.join(parts)}"  # noqa: S608 - own words only
     newest = f"{fitting} ORDER BY started_at_ms DESC, id DESC LIMIT ?"
-    return [manifest for (manifest,) in connection.execute(newest, (*values, limit))]
+    return [manifest for (manifest,) in connection.execute(newest, (*values, which.limit))]
 
 
 def rows(connection: sqlite3.Connection, run: str, start: int, stop: int | None, limit: int) -> list[tuple[int, Row]]:

@@ -24,7 +24,6 @@ from antiphon.ports import (
     Claimed,
     ClaimRequest,
     Clock,
-    Cursor,
     Events,
     Existing,
     Manifests,
@@ -34,7 +33,7 @@ from antiphon.ports import (
     Told,
 )
 from antiphon.stores._adapters import SyncFromAsync
-from antiphon.stores._common import event_of, manifest_of, manifests_of
+from antiphon.stores._common import RunQuery, event_of, manifest_of, manifests_of
 from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
 from antiphon.stores.sqlite import claims, index, log
 from antiphon.stores.sqlite.claims import INSERT_CLAIM, LOOK_AGAIN_MS, SETTLE
@@ -185,20 +184,10 @@ class SQLiteJournal:
     async def clear(self, key: str, version: int | None = None) -> bool:
         return await self._write(lambda connection: claims.clear(connection, key, version), (key,))
 
-    async def list(
-        self,
-        *,
-        tenant: str,
-        tool: str = "",
-        session: str = "",
-        state: str = "",
-        prefix: str = "",
-        limit: int = 100,
-        before: Cursor | None = None,
-    ) -> Records:
+    async def list(self, **query: Any) -> Records:
         await self._catch_up()
-        which = index.Filter(tenant, tool, session, prefix, state)
-        return await self._read(lambda connection: index.find(connection, which, limit, self.now(), before))
+        which = index.Filter(**query)
+        return await self._read(lambda connection: index.find(connection, which, self.now()))
 
     async def earlier(self, *, tenant: str, key: str = "") -> Records:
         return await self._read(lambda connection: claims.earlier(connection, tenant, key, self.now()))
@@ -228,18 +217,9 @@ class SQLiteJournal:
         found = await self._read(lambda connection: log.manifest_bytes(connection, run))
         return None if found is None else manifest_of(found)
 
-    async def runs(
-        self,
-        *,
-        tenant: str,
-        prefix: str = "",
-        name: str = "",
-        status: str = "",
-        limit: int = 50,
-        before: Cursor | None = None,
-    ) -> Manifests:
-        found = await self._read(lambda connection: log.runs(connection, tenant, prefix, name, status, limit, before))
-        return manifests_of(found)
+    async def runs(self, **query: Any) -> Manifests:
+        which = RunQuery(**query)
+        return manifests_of(await self._read(lambda connection: log.runs(connection, which)))
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         rows = await self._read(lambda connection: log.rows(connection, run, start, stop, limit))
