@@ -99,6 +99,7 @@ def _replayed(call: GuardedCall, answer: Answer) -> Step:
             outcome.stream = _stream_async(call, outcome, chunks, pauses, answer.meta.get(AFTER))
         else:
             outcome.stream = _stream(call, outcome, chunks, pauses)
+            next(outcome.stream)
         return DONE
 
     return Append(run, start, stream)
@@ -158,6 +159,7 @@ def _stream(call: GuardedCall, outcome: Outcome, chunks: list[Any], pauses: Sequ
     write = call.run.scope.write
     given = 0
     try:
+        yield None  # begun by its maker: even if nobody reads it, its end is written
         for data, pause in zip_longest(chunks, pauses):
             if pause:
                 time.sleep(pause / 1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -95,6 +95,22 @@ def test_a_tool_that_was_too_slow(idempotent: bool) -> None:
 
     async def main() -> Any:
         return [await within(0.01, look("x")), await within(0.01, read(pages("x")))]
+
+    report = strictly(app, main)
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("read", [0, 1])
+def test_a_tool_stream_that_was_dropped(read: int) -> None:
+    app = memory_app()
+
+    @app.gateway.tool(idempotent=True)
+    def pages(q: str) -> Iterator[int]:
+        yield from (1, 2, 3)
+
+    def main() -> Any:
+        stream = pages("x")
+        return [next(stream) for _ in range(read)]
 
     report = strictly(app, main)
     assert report.passed, report.text()
