@@ -9,6 +9,8 @@
     ├── Refused                 we decided not to dispatch the call
     │   ├── InFlight            an equal call is running
     │   ├── IdempotencyConflict the key is in use for other parameters
+    │   ├── Undone              the call with this key was made and undone
+    │   ├── SagaUndoing         the saga of the call is being undone, or was
     │   ├── RunCancelled        the run that made the call was cancelled
     │   ├── CircuitOpen         the circuit breaker of the dependency is open
     │   ├── LoopBlocked         the loop guard or a cap stopped the call
@@ -39,7 +41,7 @@ Each error has ``code`` (stable, for machines), ``message`` and ``hint`` (what t
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -302,14 +304,17 @@ def _modules(name: str) -> list[Any]:
 
 def class_named(name: str) -> type | None:
     """The class that :func:`class_name` named like this, if this process has loaded it, nested in others or not."""
+    return next(_classes(name), None)
+
+
+def _classes(name: str) -> Iterator[type]:
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         for place in _modules(".".join(parts[:cut])):
             for part in parts[cut:]:
                 place = getattr(place, part, None)
             if isinstance(place, type):
-                return place
-    return None
+                yield place
 
 
 def raised_again(error: Mapping[str, Any]) -> BaseException | None:
@@ -319,13 +324,12 @@ def raised_again(error: Mapping[str, Any]) -> BaseException | None:
     and code can only catch what it has imported. Anything else comes back as :class:`CallFailed` with the recorded
     code; ``data["recorded"]`` holds what it was. ``None`` if no exception was recorded.
     """
-    module, _, name = str(error.get("class", "")).rpartition(".")
-    if not module:
+    name = str(error.get("class", ""))
+    if "." not in name:
         return None
     message = str(error.get("message", ""))
-    for place in _modules(module):
-        kind = getattr(place, name, None)
-        if not isinstance(kind, type) or not issubclass(kind, Exception) or issubclass(kind, AntiphonError):
+    for kind in _classes(name):
+        if not issubclass(kind, Exception) or issubclass(kind, AntiphonError):
             continue
         given = [()] if error.get("bare") else [(argument,) for argument in _arguments(kind, message)]
         made = next((made for arguments in given if (made := _made(kind, arguments, error))), None)

@@ -158,6 +158,13 @@ class Custom(Exception):
     """Takes a message."""
 
 
+class Order:
+    """Has an exception of its own, as models of Django do."""
+
+    class DoesNotExist(Exception):
+        """Is nested in another class."""
+
+
 class Awkward(Exception):
     """Wants more than a message."""
 
@@ -173,6 +180,7 @@ class Awkward(Exception):
         KeyError(("a", 1)),
         FileNotFoundError(2, "No such file"),
         Custom("own"),
+        Order.DoesNotExist("own"),
         ZeroDivisionError("division by zero"),
     ],
     ids=repr,
