@@ -1,8 +1,4 @@
-"""Tool calls of a framework, sent through the gateway: claim, retry, breaker, loop guard, record and replay.
-
-A framework supplies a closure per call, but the gateway needs a registered function. So one function is registered per
-tool name, and a context variable passes the closure to it.
-"""
+"""Tool calls of a framework, sent through the gateway: claim, retry, breaker, loop guard, record and replay."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -25,6 +20,7 @@ from antiphon._gateway.outcome import Outcome, said_in
 from antiphon._gateway.plan import Verdict
 from antiphon._gateway.turns import SessionState, TurnState, active_turn
 from antiphon._scope import current_scope
+from antiphon.adapters._pending import Body, PendingCall, making, run, run_async
 from antiphon.contract.approval import REQUIRED
 from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
 from antiphon.contract.result import ToolResultEnvelope
@@ -33,7 +29,6 @@ from antiphon.errors import AntiphonError, InvalidInput, class_name, raised_agai
 from antiphon.ops.app import Antiphon, current
 
 G = TypeVar("G", bound=BaseGateway)
-Body = Callable[[dict[str, Any]], Any]
 _BUDGET = RetryBudget(max_attempts=1000, max_elapsed_ms=86_400_000)
 """So large that the tool's own policy always decides."""
 _ENFORCED = Transport(dedupe_mode="enforced", retry_budget=_BUDGET)
@@ -42,8 +37,6 @@ _TURNS_KEPT = 512
 _NO_ID = re.compile(r"[^0-9A-Za-z]+")
 _SWITCH = re.compile(r"(?<=[0-9])[A-Za-z]|(?<=[A-Za-z])[0-9]")
 _DRAWN, _SWITCHES = 16, 3
-
-_making: ContextVar[_Making] = ContextVar("antiphon_tool_call")
 
 
 class Place(NamedTuple):
@@ -152,8 +145,8 @@ class GuardedTools:
     ) -> Given:
         """One synchronous call; an exception raised by the tool propagates unchanged."""
         gateway = self._gateway(Gateway)
-        _registered(gateway, spec, _run)
-        return drive(self._call(gateway, spec, arguments, place, _Making(body), approving))
+        _registered(gateway, spec, run)
+        return drive(self._call(gateway, spec, arguments, place, _ToolCall(body), approving))
 
     async def call_async(
         self,
@@ -165,8 +158,8 @@ class GuardedTools:
     ) -> Given:
         """One asynchronous call."""
         gateway = self._gateway(AsyncGateway)
-        _registered(gateway, spec, _run_async)
-        return await self._call(gateway, spec, arguments, place, _Making(body), approving)
+        _registered(gateway, spec, run_async)
+        return await self._call(gateway, spec, arguments, place, _ToolCall(body), approving)
 
     async def _call(
         self,
@@ -174,11 +167,11 @@ class GuardedTools:
         spec: ToolSpec,
         arguments: Mapping[str, Any],
         place: Place,
-        making: _Making,
+        pending: _ToolCall,
         approving: Approving,
     ) -> Given:
         """Make the call, suspending only with an async gateway; a call without an id is identified by position (D2)."""
-        with self._around(place, making):
+        with making(pending), self._in_turn(place):
             if place.call_id is None:
                 alone = TurnState(SessionState(_session(place), "default"))
                 call = gateway.named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None, place.key)
@@ -190,7 +183,7 @@ class GuardedTools:
                         tied, counted_in = True, ""
                     call.options = call.options._replace(by_id=tied, counted_in=counted_in)
             if isinstance(call, ToolResultEnvelope):
-                return making.given(call)
+                return pending.given(call)
             if approving is not NOBODY:
                 if approving.only_asks and not needed(call.plan, call.arguments):
                     return Given(None, False)
@@ -198,18 +191,16 @@ class GuardedTools:
                 if approving.verdict is not None and approving.shown_in:  # people may have changed the arguments
                     call.options = call.options._replace(by_id=False)
             outcome = gateway.run(call)
-            return making.outcome(gateway, call, outcome if isinstance(outcome, Outcome) else await outcome)
+            return pending.outcome(gateway, call, outcome if isinstance(outcome, Outcome) else await outcome)
 
     @contextmanager
-    def _around(self, place: Place, making: _Making) -> Iterator[None]:
-        token = _making.set(making)
+    def _in_turn(self, place: Place) -> Iterator[None]:
         turn = active_turn.set(self._turn(place)) if place.turn is not None else None
         try:
             yield
         finally:
             if turn is not None:
                 active_turn.reset(turn)
-            _making.reset(token)
 
     def _turn(self, place: Place) -> TurnState:
         session = _session(place)
@@ -230,12 +221,8 @@ def _is_random(call_id: str) -> bool:
     )
 
 
-class _Making:
-    """A call being made: its body, and the exception that it raised, so that the framework sees the original."""
-
-    def __init__(self, body: Body) -> None:
-        self.body = body
-        self.error: BaseException | None = None
+class _ToolCall(PendingCall):
+    """A tool call of a framework, and its result."""
 
     def outcome(self, gateway: Gateway | AsyncGateway, call: GuardedCall, outcome: Outcome) -> Given:
         """The result for the framework; a replay raises the exception that the tool raised when recorded."""
@@ -286,28 +273,10 @@ def _is_ours(error: BaseException) -> bool:
     return ours or not isinstance(error, Exception)
 
 
-def _run(**params: Any) -> Any:
-    making = _making.get()
-    try:
-        return making.body(params)
-    except Exception as error:
-        making.error = error
-        raise
-
-
-async def _run_async(**params: Any) -> Any:
-    making = _making.get()
-    try:
-        return await making.body(params)
-    except Exception as error:
-        making.error = error
-        raise
-
-
 def _registered(gateway: Any, spec: ToolSpec, function: Callable[..., Any]) -> None:
     """Register the tool once; a changed declaration replaces the previous one."""
     found = gateway.find(spec.namespace, spec.name)
-    if found is None or (found.spec is not spec and found.spec != spec and found.function in (_run, _run_async)):
+    if found is None or (found.spec is not spec and found.spec != spec and found.function in (run, run_async)):
         gateway.register(function, spec)
 
 

@@ -36,7 +36,7 @@ from langgraph.types import Command, Interrupt, interrupt
 from antiphon._gateway import codec
 from antiphon._gateway.plan import Verdict
 from antiphon._scope import RunScope, current_scope
-from antiphon.adapters._calls import Approving, Body, Given, GuardedTools, Place, Through, Tools, specs_of
+from antiphon.adapters._calls import Approving, Given, GuardedTools, Place, Through, Tools, specs_of
 from antiphon.adapters._model import (
     NATIVE,
     Asking,
@@ -48,6 +48,7 @@ from antiphon.adapters._model import (
     stream,
     stream_async,
 )
+from antiphon.adapters._pending import Body
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import Paused, is_of_script
 

@@ -16,13 +16,13 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from contextlib import suppress
-from contextvars import ContextVar
 from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
 from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
+from antiphon.adapters._pending import PendingCall, making, run, run_async
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec
 from antiphon.errors import InvalidInput, ResultNotKept
@@ -87,17 +87,10 @@ class _Refused(Exception):
         self.response = _problem(status, code, detail)
 
 
-class _Request:
-    """A request in progress: how the application answers it, and what it raised."""
+class _Request(PendingCall):
+    """A request in progress."""
 
-    __slots__ = ("error", "respond")
-
-    def __init__(self, respond: Callable[[], Any]) -> None:
-        self.respond = respond
-        self.error: BaseException | None = None
-
-
-_current: ContextVar[_Request] = ContextVar("antiphon_request")
+    noted = BaseException
 
 
 class _Middleware(Generic[A, S, G]):
@@ -155,7 +148,7 @@ class _Middleware(Generic[A, S, G]):
                 path="$.gateway",
                 hint="Give each application a gateway of its own; they can share a store.",
             )
-        self._gateway.register(_request_async if isinstance(self._gateway, AsyncGateway) else _request, spec)
+        self._gateway.register(run_async if isinstance(self._gateway, AsyncGateway) else run, spec)
 
     def _key(self, lines: list[str]) -> str | None:
         """The key in the header lines; ``None`` if there is none and none is required."""
@@ -310,13 +303,10 @@ class IdempotencyKey(_Middleware[Application, Scope, AsyncGateway]):
         except _Disconnected:
             return
         running = _Running(self._app, scope, receive, body)
-        request = _Request(lambda: self._respond(running))
-        token = _current.set(request)
+        request = _Request(lambda _: self._respond(running))
         try:
-            try:
+            with making(request):
                 result = await self._gateway.execute(envelope)
-            finally:
-                _current.reset(token)
             await _send(self._answer(request, result), send)
         except GeneratorExit:  # a coroutine being closed cannot await
             raise
@@ -406,16 +396,6 @@ class _Disconnected(Exception):
     """The client disconnected before its request was complete."""
 
 
-async def _request_async(**_: Any) -> Any:
-    """The tool that stands for a request to an ASGI application."""
-    request = _current.get()
-    try:
-        return await request.respond()
-    except BaseException as error:
-        request.error = error
-        raise
-
-
 async def _send(response: _Response, send: Send) -> None:
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
@@ -454,16 +434,14 @@ class IdempotencyKeyWSGI(_Middleware[WSGIApplication, dict[str, Any], Gateway]):
         except _Refused as refused:
             return _start(refused.response, start_response)
         answer = _Body()
-        request = _Request(lambda: self._respond(environ, body, answer))
-        token = _current.set(request)
+        request = _Request(lambda _: self._respond(environ, body, answer))
         try:
-            result = self._gateway.execute(envelope)
+            with making(request):
+                result = self._gateway.execute(envelope)
             answer.extend(_start(self._answer(request, result), start_response))
         except BaseException:
             answer.close()
             raise
-        finally:
-            _current.reset(token)
         return answer
 
     def _read(self, environ: dict[str, Any]) -> bytes:
@@ -505,16 +483,6 @@ class _Body(list[bytes]):
         close = getattr(self.made_of, "close", None)
         if close is not None:
             close()
-
-
-def _request(**_: Any) -> Any:
-    """The tool that stands for a request to a WSGI application."""
-    request = _current.get()
-    try:
-        return request.respond()
-    except BaseException as error:
-        request.error = error
-        raise
 
 
 def _start(response: _Response, start_response: Callable[..., Any]) -> list[bytes]:
