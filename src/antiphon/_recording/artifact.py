@@ -218,7 +218,7 @@ def write_artifact(out: IO[bytes], manifest: RunManifest, events: Events) -> int
     for name, value in _head(manifest, facts).items():
         out.write(b"  " + orjson.dumps(name) + b": " + orjson.dumps(value) + b",\n")
     out.write(_CALLS_MARK + b"\n")
-    _lines(out, (dump(call) for call in _tool_calls(events())))
+    _lines(out, (dump(_tool_call(*call)) for call in tool_calls(events())))
     out.write(_END_OF_LIST + b",\n" + _EVENTS_MARK + b"\n")
     seal = Seal(manifest)
     _lines(out, (seal.line(event) for event in events()))
@@ -268,8 +268,8 @@ def _lines(out: IO[bytes], entries: Iterable[bytes]) -> None:
     out.write(b"\n" if before != b"    " else b"")
 
 
-def _tool_calls(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
-    """Each tool call with its result, in the order they finished; calls without an outcome come last."""
+def tool_calls(events: Iterable[Event]) -> Iterator[tuple[Event, list[Any], Event | None]]:
+    """Start, chunks and end of each tool call, in the order they finished; calls without an outcome come last."""
     waiting: dict[str, tuple[Event, list[Any]]] = {}
     for event in events:
         call = event.call or ""
@@ -278,9 +278,9 @@ def _tool_calls(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
         elif event.type == "call.chunk" and call in waiting:
             waiting[call][1].append(event.payload.get("data"))
         elif event.type == "call.finished" and call in waiting:
-            yield _tool_call(*waiting.pop(call), event)
+            yield *waiting.pop(call), event
     for started, chunks in waiting.values():
-        yield _tool_call(started, chunks, None)
+        yield started, chunks, None
 
 
 def _tool_call(started: Event, chunks: list[Any], finished: Event | None) -> dict[str, Any]:

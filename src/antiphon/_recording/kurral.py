@@ -6,13 +6,13 @@ The imported document is stored whole in the run, so that exporting it again giv
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from antiphon._recording.artifact import LAST_MS, Facts, resolved
+from antiphon._recording.artifact import LAST_MS, Facts, resolved, tool_calls
 from antiphon._recording.foreign import Lines, error_of, hashed_id, ms_of, usable_id, whole_ms
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError
@@ -109,16 +109,19 @@ def _add_call(call: dict[str, Any], lines: Lines) -> None:
 def to_kurral(manifest: RunManifest, events: Iterable[Event]) -> dict[str, Any]:
     """The run as a ``.kurral`` document: the one it was imported from, or a new one made from its events."""
     facts = Facts(manifest)
-    calls: list[dict[str, Any]] = []
-    waiting: dict[str, Event] = {}
-    for event in events:
-        if event.type == "import" and event.payload.get("format") == "kurral":
-            return dict(event.payload["document"])
-        facts.see(event)
-        if event.type == "call.started" and event.payload.get("kind") != "llm":
-            waiting[event.call or ""] = event
-        elif event.type == "call.finished" and event.call in waiting:
-            calls.append(_kurral_call(waiting.pop(event.call), event))
+    imported: list[dict[str, Any]] = []
+
+    def seen() -> Iterator[Event]:
+        for event in events:
+            if event.type == "import" and event.payload.get("format") == "kurral":
+                imported.append(event.payload["document"])
+                return
+            facts.see(event)
+            yield event
+
+    calls = [_kurral_call(started, chunks, end) for started, chunks, end in tool_calls(seen()) if end is not None]
+    if imported:
+        return dict(imported[0])
     if not facts.interactions:
         facts.inputs = facts.inputs or [{"input": None}]
         facts.outputs = facts.outputs or [{**facts.inputs[0], "output": None}]
@@ -168,10 +171,10 @@ def _document(manifest: RunManifest, facts: Facts, calls: list[dict[str, Any]]) 
     }
 
 
-def _kurral_call(started: Event, finished: Event) -> dict[str, Any]:
+def _kurral_call(started: Event, chunks: list[Any], finished: Event) -> dict[str, Any]:
     arguments, payload = started.payload.get("arguments"), finished.payload
     failed = payload.get("outcome") == "error"
-    output = payload.get("value") if not failed else (payload.get("error") or {})
+    output = (payload.get("error") or {}) if failed else chunks or payload.get("value")
     return {
         "id": str(started.call),
         "tool_name": started.payload.get("name"),

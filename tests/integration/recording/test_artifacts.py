@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +372,24 @@ def test_a_kurral_document_carries_model_tokens_and_hashes(home: Path, tmp_path:
         run.llm({**request, "tools": []}, lambda body: answer)
     export_run(app, find_run(app, run.id), other)
     assert json.loads(other.read_text())["graph_version"]["tool_schemas_hash"] != hashes["tool_schemas_hash"]
+
+
+def test_a_kurral_document_has_the_results_of_streamed_tools(home: Path, tmp_path: Path) -> None:
+    app = application()
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def words(broken: bool) -> Iterator[str]:
+        yield from ("one ", "two ")
+        if broken:
+            raise ValueError("no more words")
+
+    with app.run("told") as run:
+        list(words(False))
+        with pytest.raises(ValueError, match="no more"):
+            list(words(True))
+    path = tmp_path / "run.kurral"
+    export_run(app, find_run(app, run.id), path)
+    good, bad = json.loads(path.read_text())["tool_calls"]
+    assert good["output"] == {"output": ["one ", "two "]}
+    assert good["output_hash"] == hashlib.sha256(b'["one ","two "]').hexdigest()
+    assert bad["output"]["message"] == "no more words"
