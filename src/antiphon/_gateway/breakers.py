@@ -39,7 +39,7 @@ class Breakers:
 
     def __init__(self, clock: Clock, quorum: int, changed: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
-        self._quorum = quorum
+        self.quorum: int = quorum
         self._changed = changed
         """Called when a path may have changed, for callers that cache one."""
         self._by_key: dict[str, Breaker] = {}
@@ -134,7 +134,7 @@ class Breakers:
         changed: list[tuple[str, Transition]] = []
         votes: dict[str, list[BreakerRow]] = {}
         with self._lock:
-            quorum = 1 if self._looked == -math.inf else self._quorum
+            quorum = 1 if self._looked == -math.inf else self.quorum
             rows, oldest_ms = list(rows), 0 if told else (now - self._looked) * 1000
             left = {row.key: self._left_ms(row, now, oldest_ms) for row in rows}
             self._looked = now

@@ -84,8 +84,7 @@ class Leases:
     def __init__(self, store: Store, clock: Clock, settings: Settings, *, attached: bool = True) -> None:
         self._store = store
         self._clock = clock
-        self._cap = settings.lease_cap_ms / 1000
-        self._idle = settings.stream_idle_ms / 1000
+        self.configure(settings)
         self._held: dict[Lease, float] = {}
         """The calls, and their renewal intervals in seconds."""
         self._due: dict[Lease, float] = {}
@@ -110,6 +109,11 @@ class Leases:
         self._place = f"{store.url} {getattr(store, 'prefix', '')}"
         if attached:
             _service.add(self)
+
+    def configure(self, settings: Settings) -> None:
+        """Apply the limits of new settings."""
+        self._cap = settings.lease_cap_ms / 1000
+        self._idle = settings.stream_idle_ms / 1000
 
     def hold(self, call: Lease, every: float) -> None:
         """Start renewing the lease of *call*, every *every* seconds."""

@@ -525,6 +525,11 @@ class Plans:
         """Apply new settings while running: switches, per-tool overrides, policies."""
         self.settings = settings
         self.switches.take(settings)
+        self.guards.policy = settings.loop
+        self.threads.cap = settings.abandoned_threads
+        self.breakers.quorum = self.shadow_breakers.quorum = settings.breaker_quorum
+        self.leases.configure(settings)
+        self.results.configure(settings)
         for tool in dict.fromkeys((*self._plans, *self.tools.values())):  # replaced ones may still be called
             before = tool.breaker_policy
             tool.configure(settings)

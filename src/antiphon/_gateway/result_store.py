@@ -51,14 +51,18 @@ class ResultStore:
         self._masks: Redactor | None = masks or redactor
         self.blobs = blobs
         self._sealer = sealer
-        self.payload_limit: int = settings.payload_limit
-        self._result_limit = settings.result_limit
         self._plain: set[bytes] = set()
         self._warned = False
         """Small results that were inspected and hold no secret: many tools return the same few."""
+        self.tenant: str = settings.tenant
+        self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Apply the limits of new settings."""
+        self.payload_limit: int = settings.payload_limit
+        self._result_limit = settings.result_limit
         self.largest_plain: int = min(self.payload_limit, self._result_limit) if self.redactor is None else -1
         """The size up to which a result is stored as it is, whatever it contains."""
-        self.tenant: str = settings.tenant
 
     @property
     def run_redactor(self) -> Any:

@@ -123,7 +123,7 @@ class ThreadRunner:
     """Starts tool threads, and counts those that were given up on while still running."""
 
     def __init__(self, cap: int) -> None:
-        self._cap = cap
+        self.cap: int = cap
         self._reset()
         renewed_after_fork(self, ThreadRunner._reset)
 
@@ -132,9 +132,9 @@ class ThreadRunner:
         self.abandoned: int = 0
 
     def _start(self, work: Callable[[], Any], late: Late | None, notify: Callable[[], None]) -> _Work:
-        if self.abandoned >= self._cap:
+        if self.abandoned >= self.cap:
             raise Abandoned(
-                f"{self.abandoned} tools that timed out are still running (limit {self._cap}). The call was not made."
+                f"{self.abandoned} tools that timed out are still running (limit {self.cap}). The call was not made."
             )
         job = _Work(late)
 

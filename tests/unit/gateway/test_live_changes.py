@@ -14,7 +14,8 @@ import pytest
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy
-from antiphon.errors import CircuitOpen, ToolDeniedError
+from antiphon.decide.loop import LoopPolicy
+from antiphon.errors import CircuitOpen, ResultNotKept, ToolDeniedError
 from antiphon.ports import BreakerRow
 from antiphon.redact import Redactor, Rules
 from antiphon.stores import MemoryStore, SQLiteStore
@@ -130,6 +131,70 @@ async def test_kill_switch_of_one_tool(make: Make) -> None:
     face.configure()
     await face.call()
     assert face.records == WARM + 1
+
+
+async def test_loop_guard_of_new_sessions(make: Make) -> None:
+    face = await make(idempotent=True).warmed()
+    face.configure(loop=LoopPolicy(max_calls=1))
+    session = face.gateway.session("new")
+    codes = []
+    for to in ("ada", "eve"):
+        answer = session.turn().call("send", {"to": to})
+        codes.append((await answer if isawaitable(answer) else answer).code)
+    assert codes == ["", "run_ended"]
+
+
+async def test_result_limit(make: Make) -> None:
+    face = await make(idempotent=True, spec={"reuse": "session"}).warmed()
+    face.configure(result_limit=1)
+    face.script.steps = ["too long"]
+    await face.call()
+    with pytest.raises(ResultNotKept):
+        await face.call()
+
+
+async def test_payload_limit(make: Make) -> None:
+    face = await make().warmed()
+    face.configure(payload_limit=1)
+    assert face.gateway._plans.results.payload_limit == 1
+    assert face.gateway._plans.plan(face.gateway.find("tools", "send")).largest == 1
+
+
+async def test_abandoned_threads(make: Make) -> None:
+    face = await make(idempotent=True).warmed()
+    face.rig.tool("sent", name="slow", idempotent=True, timeout=60, retry=RetryPolicy(max_attempts=1))
+    face.configure(abandoned_threads=0)
+    assert (await face.execute(tool="slow")).code == "too_many_abandoned_threads"
+
+
+async def test_breaker_quorum(make: Make) -> None:
+    face = await make().warmed()
+    face.gateway.adopt_breakers([])
+    now = face.rig.clock.now_ms()
+    trip = BreakerRow("tool/tools/send#node-1", "OPEN", 1, now + 30_000, "5 failures", now, "node-1")
+    face.gateway.adopt_breakers([trip])
+    await face.call()
+    face.configure(breaker_quorum=1)
+    face.gateway.adopt_breakers([trip])
+    with pytest.raises(CircuitOpen):
+        await face.call()
+
+
+@pytest.mark.parametrize("limits", [Settings(lease_cap_ms=10_000), Settings(stream_idle_ms=10_000)])
+def test_limits_of_leases(limits: Settings) -> None:
+    rig = Rig(lease_cap_ms=3_600_000, stream_idle_ms=3_600_000)
+
+    def read() -> Iterator[str]:
+        yield "a"
+        yield "b"
+
+    pieces = rig.gateway.tool("read", idempotent=False)(read)()
+    next(pieces)
+    [call] = rig.leases._held
+    rig.gateway.configure(limits)
+    rig.clock.advance(119)
+    rig.leases.look()
+    assert not rig.leases.holds(call)
 
 
 @pytest.mark.parametrize("shadow", [{"shadow": True}, {"tools": {"send": ToolOverride(shadow=True)}}])
