@@ -55,7 +55,6 @@ class _Simulator:
         self.world = World(seed)
         self.invariants = Invariants(self.world, self.plan)
         self.shared = Shared(self.world, self.invariants, self.plan)
-        self.invariants.shared = self.shared
         self.shared.call_inside = self._call_inside
         self.workers: list[Worker] = []
         self.calls: list[tuple[Delivery, Task]] = []
@@ -179,7 +178,9 @@ class _Simulator:
                 self.invariants.breaks("an end", f"{delivery.identity} was never answered")
             if task.interrupted and task.done and task.error is None:
                 self.invariants.breaks("an end", f"{delivery.identity} was answered although it was cancelled")
-        self.invariants.nothing_is_left(self.workers)
+        living = [worker for worker in self.workers if not worker.dead]
+        busy = [worker.name for worker in living if worker.leases._held or worker.leases._unfinished]
+        self.invariants.nothing_is_left(busy)
 
 
 async def _nothing() -> None:

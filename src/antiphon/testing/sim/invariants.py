@@ -34,11 +34,12 @@ Calls have no binding claim while the layer is off or in shadow, while keys are 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,17 +48,9 @@ from antiphon.contract._base import UNSET
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.decide.breaker import RESET_REASON, Transition
 from antiphon.decide.claim import UNKNOWN_CODE
-from antiphon.ports import Settlement
-from antiphon.testing.sim.plan import LEASE_S, SHORT_LIFE_S
-
-if TYPE_CHECKING:
-    from antiphon.testing.sim.plan import Plan
-    from antiphon.testing.sim.store import Shared
-    from antiphon.testing.sim.worker import Worker
-    from antiphon.testing.sim.world import World
-
-Mode = Literal["on", "off", "shadow", "no keys"]
-"""The effect of a worker's switches on its calls."""
+from antiphon.ports import Existing, Settlement
+from antiphon.testing.sim.plan import LEASE_S, SHORT_LIFE_S, Plan
+from antiphon.testing.sim.world import Mode, Process, World
 
 
 @dataclass(eq=False)
@@ -68,7 +61,7 @@ class Asked:
     identity: str
     """Equal for redeliveries; unique for a call that cannot be redelivered."""
     intent: str
-    worker: Worker
+    worker: Process
     at: float
     claims: bool
     """Whether the caller wants a claim at all (``dedupeMode`` is not ``disabled``)."""
@@ -149,7 +142,7 @@ class Dispatch:
     intent: str
     identity: str
     fence: int
-    worker: Worker
+    worker: Process
     began: float
     ended: float | None = None
     ok: bool = False
@@ -174,7 +167,7 @@ def _leaves_open(settlement: Settlement, code: str) -> bool:
 class Claim(NamedTuple):
     """A claim that was won and has not been settled."""
 
-    worker: Worker
+    worker: Process
     since: float
     until: float
     """The deadline of its call, at which renewal ends."""
@@ -186,7 +179,6 @@ class Invariants:
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
         self.plan = plan
-        self.shared: Shared | None = None
         self.broken: str = ""
         self.seen: Counter[str] = Counter()
         self._dispatches: dict[str, list[Dispatch]] = {}
@@ -231,7 +223,7 @@ class Invariants:
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def claimed(self, key: str, version: int, worker: Worker, asked: Asked | None) -> None:
+    def claimed(self, key: str, version: int, worker: Process, asked: Asked | None) -> None:
         """The store gave the claim on an intent to a worker."""
         before = self._current.get(key)
         held = None if before is None else self._claims.get((key, before))
@@ -262,8 +254,10 @@ class Invariants:
         (self._lapsed.add if ran_out else self._lapsed.discard)(version)
         self._verified[version] = self.world.now
 
-    def settled(self, key: str, version: int, settlement: Settlement, worker: Worker, became: int) -> None:
-        """The store accepted a settlement, or the true outcome of an unknown call."""
+    def settled(
+        self, key: str, version: int, settlement: Settlement, worker: Process, became: int, found: Existing | None
+    ) -> None:
+        """The store accepted a settlement, or the true outcome of an unknown call; *found* is what it shows then."""
         code = "" if settlement.error is None else settlement.error[0]
         fence = self._fences[became] = self._fences.get(version, version)
         self.world.say(f"{worker.name}: settles fence {fence} as {settlement.state} {code}")
@@ -278,8 +272,8 @@ class Invariants:
             self._over.add(fence)
         for dispatch in self._of_fence(fence):
             self._judge_record(dispatch, settlement, code, read_back=fence != version)
-        assert self.shared is not None
-        found = None if self._intents.get(key) in self._forgotten else self.shared.inner.read(key, "")
+        if self._intents.get(key) in self._forgotten:
+            return
         if found is not None and found.current.state == "done" and found.current.payload is not UNSET:
             kept = first_of(msgspec.json.decode(found.current.payload))
             if kept["fence"] != found.current.fence:
@@ -325,7 +319,7 @@ class Invariants:
 
     # -- dispatches ----------------------------------------------------------------------------------------------
 
-    def dispatched(self, intent: str, fence: int, worker: Worker, asked: Asked) -> Dispatch:
+    def dispatched(self, intent: str, fence: int, worker: Process, asked: Asked) -> Dispatch:
         """The tool is entered."""
         self.seen["dispatches"] += 1
         dispatch = Dispatch(self.seen["dispatches"], intent, asked.identity, fence, worker, self.world.now)
@@ -365,7 +359,7 @@ class Invariants:
             modes = ", ".join(sorted(asked.modes))
             self.breaks("switches", f"{asked.identity} {what} as if {seems}, while the layer was: {modes}")
 
-    def _compare(self, dispatch: Dispatch, worker: Worker, *, tried_blindly: bool) -> None:
+    def _compare(self, dispatch: Dispatch, worker: Process, *, tried_blindly: bool) -> None:
         """Check against earlier dispatches of the same intent."""
         intent, fence = dispatch.intent, dispatch.fence
         earlier = self._dispatches.setdefault(intent, [])
@@ -472,7 +466,7 @@ class Invariants:
 
     # -- breakers ------------------------------------------------------------------------------------------------
 
-    def moved(self, worker: Worker, move: Transition) -> None:
+    def moved(self, worker: Process, move: Transition) -> None:
         """A breaker changed its state."""
         self.world.say(f"{worker.name}: breaker {move.from_state} -> {move.to_state} ({move.reason})")
         self.seen[f"breaker to {move.to_state}"] += 1
@@ -491,11 +485,10 @@ class Invariants:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def nothing_is_left(self, workers: list[Worker]) -> None:
-        """All calls are over."""
+    def nothing_is_left(self, busy: Iterable[str]) -> None:
+        """All calls are over; *busy* are the living workers that still renew leases."""
         for (key, version), claim in self._claims.items():
             if self._current.get(key) == version and claim.worker.healthy_since(claim.since):
                 self.breaks("an end", f"{claim.worker.name} left its claim {version} in flight")
-        for worker in workers:
-            if not worker.dead and (worker.leases._held or worker.leases._unfinished):
-                self.breaks("an end", f"{worker.name} still renews leases")
+        for name in busy:
+            self.breaks("an end", f"{name} still renews leases")

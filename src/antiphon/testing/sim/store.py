@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from antiphon.errors import StoreError, StoreUnavailable
 from antiphon.ports import Begun, BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, SyncJournal
@@ -19,13 +19,9 @@ from antiphon.stores import MemoryStore, SQLiteStore
 from antiphon.stores._common import owner_of
 from antiphon.stores.memory.claims import Node
 from antiphon.testing.sim.disk import Disk, DiskFault, virtual_disk
-from antiphon.testing.sim.invariants import asking
-from antiphon.testing.sim.world import Bell, Dead, Nap, VirtualClock, World, blocking, either, in_thread
-
-if TYPE_CHECKING:
-    from antiphon.testing.sim.invariants import Invariants
-    from antiphon.testing.sim.plan import Outage, Plan
-    from antiphon.testing.sim.worker import Worker
+from antiphon.testing.sim.invariants import Invariants, asking
+from antiphon.testing.sim.plan import Outage, Plan
+from antiphon.testing.sim.world import Bell, Dead, Nap, Process, VirtualClock, World, blocking, either, in_thread
 
 T = TypeVar("T")
 _LOOK_S = 2.0
@@ -90,10 +86,10 @@ class Shared:
         self.invariants = invariants
         self.plan = plan
         self.inner: SyncJournal
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, Process] = {}
         self.lost_requests = self.lost_answers = 0
         self.lost_keys: set[str] = set()
-        self.call_inside: Callable[[Worker, str], Awaitable[None]]
+        self.call_inside: Callable[[Any, str], Awaitable[None]]
         """Makes a tool's call of another tool."""
         self._disk: Disk | None = None
         self._bells: dict[str, Bell] = {}
@@ -194,7 +190,7 @@ class SimJournal:
 
     durable = True
 
-    def __init__(self, shared: Shared, worker: Worker, *, at_once: bool = False) -> None:
+    def __init__(self, shared: Shared, worker: Process, *, at_once: bool = False) -> None:
         self._shared = shared
         self._worker = worker
         self._at_once = at_once
@@ -325,7 +321,7 @@ class SimJournal:
     def _perhaps_settled(self, key: str, version: int, settlement: Settlement) -> None:
         found = self._look(key, "")
         if found is not None and found.current.state == settlement.state and found.current.version > version:
-            self._shared.invariants.settled(key, version, settlement, self._worker, found.current.version)
+            self._shared.invariants.settled(key, version, settlement, self._worker, found.current.version, found)
 
     def _look(self, key: str, identity: str) -> Existing | None:
         """The current record in the store."""
@@ -342,7 +338,8 @@ class SimJournal:
                 raise
             if answer is not None:
                 self._shared.moved(key)
-                self._shared.invariants.settled(key, version, settlement, self._worker, answer)
+                found = self._look(key, "")
+                self._shared.invariants.settled(key, version, settlement, self._worker, answer, found)
             return answer
 
         return await self._step("settle", run)
@@ -399,7 +396,7 @@ class SyncSimJournal:
 
     durable = True
 
-    def __init__(self, shared: Shared, worker: Worker) -> None:
+    def __init__(self, shared: Shared, worker: Process) -> None:
         self._journals = SimJournal(shared, worker), SimJournal(shared, worker, at_once=True)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -416,7 +413,7 @@ class SimStore:
     url = "sim://"
     in_process = False
 
-    def __init__(self, shared: Shared, worker: Worker) -> None:
+    def __init__(self, shared: Shared, worker: Process) -> None:
         self._shared = shared
         self._worker = worker
 

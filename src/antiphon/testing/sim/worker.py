@@ -28,10 +28,10 @@ from antiphon.adapters._calls import GuardedTools, Place
 from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy, ToolSpec
 from antiphon.decide.breaker import Transition
 from antiphon.decide.loop import LoopPolicy
-from antiphon.testing.sim.invariants import LEFT, Answered, Dispatch, Invariants, Mode, answer_of, asking, failure_of
+from antiphon.testing.sim.invariants import LEFT, Answered, Dispatch, Invariants, answer_of, asking, failure_of
 from antiphon.testing.sim.plan import ADAPTED, INSIDE, LEASE_S, STREAMED, TOOL, AttemptPlan, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared, SimStore
-from antiphon.testing.sim.world import Bell, Dead, Nap, VirtualClock, World, block, blocking, either, here
+from antiphon.testing.sim.world import Bell, Dead, Mode, Nap, Process, VirtualClock, block, blocking, either, here
 
 _LOOK_S = 0.3
 _LONG_S = 100.0
@@ -190,22 +190,17 @@ class SimGateway(AsyncGateway):
         return self._only
 
 
-class Worker:
+class Worker(Process):
     """One process of the fleet."""
 
     def __init__(self, name: str, shared: Shared, *, threads: bool) -> None:
-        self.name = name
         world, plan = shared.world, shared.plan
-        self.world: World = world
+        super().__init__(name, world)
         self.invariants: Invariants = shared.invariants
         self.plan: Plan = plan
         self.threads = threads
-        self.dead: bool = False
-        self.paused_until: float = 0.0
-        self.last_disturbance: float = -1.0
         self._renews = False
         self._configuration: dict[str, Any] = {}
-        self._modes: list[tuple[float, Mode]] = [(-1.0, "on")]
         self.clock: VirtualClock = VirtualClock(world, skew_ms=world.random.choice((0, 0, -3_600_000, 3_600_000)))
         shared.workers[name] = self
         self._fleet = shared.workers
@@ -236,10 +231,6 @@ class Worker:
 
     # -- faults --------------------------------------------------------------------------------------------------
 
-    def disturbed(self) -> None:
-        """Something happened that may cost it a lease."""
-        self.last_disturbance = self.world.now
-
     def pause(self, seconds: float) -> None:
         self.world.say(f"{self.name}: paused for {seconds:.1f} s")
         self.paused_until = self.last_disturbance = max(self.paused_until, self.world.now + seconds)
@@ -248,9 +239,6 @@ class Worker:
         self.world.say(f"{self.name}: killed")
         self.dead = True
         self.disturbed()
-
-    def healthy_since(self, moment: float) -> bool:
-        return not self.dead and self.last_disturbance < moment
 
     def sees_dead(self, name: str) -> bool:
         """Whether another one is known to be dead: only on the same host."""
@@ -308,7 +296,7 @@ class Worker:
 
     def _configure(self) -> None:
         self.gateway.configure(self._settings())
-        self._modes.append((self.world.now, self._mode()))
+        self.modes.append((self.world.now, self._mode()))
 
     def _settings(self) -> Settings:
         chosen, base = self._configuration, self.plan.retry_base_ms
@@ -335,11 +323,6 @@ class Worker:
         if chosen.get("shadow", False) or chosen.get("tool in shadow", False):
             return "shadow"
         return "on" if chosen.get("derive_keys", True) else "no keys"
-
-    def modes_since(self, moment: float) -> frozenset[Mode]:
-        """The modes it has been in since *moment*."""
-        before = [mode for at, mode in self._modes if at < moment]
-        return frozenset((before[-1], *(mode for at, mode in self._modes if at >= moment)))
 
     def _give_key(self, call: HookCall) -> HookReply | None:
         key = self.plan.given_keys.get(call.params["what"])

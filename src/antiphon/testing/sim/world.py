@@ -13,7 +13,7 @@ from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from inspect import isawaitable
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
@@ -34,6 +34,8 @@ MAX_STEPS = 200_000
 _LONG_S, _SOON_S = 100.0, 0.005
 here: ContextVar[Any] = ContextVar("antiphon_sim_here")
 """The current simulated process."""
+Mode = Literal["on", "off", "shadow", "no keys"]
+"""The effect of a process's switches on its calls."""
 
 
 class Dead(BaseException):
@@ -317,6 +319,30 @@ class World:
         for task in left:
             if not task.done:
                 task.drop()
+
+
+class Process:
+    """A simulated process, as far as the store and the invariants know it."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.name = name
+        self.world = world
+        self.dead: bool = False
+        self.paused_until: float = 0.0
+        self.last_disturbance: float = -1.0
+        self.modes: list[tuple[float, Mode]] = [(-1.0, "on")]
+
+    def disturbed(self) -> None:
+        """Something happened that may cost it a lease."""
+        self.last_disturbance = self.world.now
+
+    def healthy_since(self, moment: float) -> bool:
+        return not self.dead and self.last_disturbance < moment
+
+    def modes_since(self, moment: float) -> frozenset[Mode]:
+        """The modes it has been in since *moment*."""
+        before = [mode for at, mode in self.modes if at < moment]
+        return frozenset((before[-1], *(mode for at, mode in self.modes if at >= moment)))
 
 
 class VirtualClock(Clock):
