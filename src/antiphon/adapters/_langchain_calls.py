@@ -35,7 +35,7 @@ from langgraph.types import Command, Interrupt, interrupt
 
 from antiphon._gateway import codec
 from antiphon._gateway.plan import Verdict
-from antiphon._scope import RunScope, current_scope
+from antiphon._scope import current_scope
 from antiphon.adapters._calls import Approving, Given, GuardedTools, Place, Through, Tools, specs_of
 from antiphon.adapters._model import (
     NATIVE,
@@ -44,7 +44,6 @@ from antiphon.adapters._model import (
     ask,
     ask_async,
     chat_response,
-    recording_scope,
     stream,
     stream_async,
 )
@@ -557,7 +556,7 @@ class RecordedChatModel(BaseChatModel):
         def call(model: Any, messages: Sequence[BaseMessage]) -> Any:
             return model.invoke(messages, _UNHEARD, stop=stop, **options)
 
-        said = through(ask, recording_scope(), self.inner, messages, stop, options, call)
+        said = through(ask, self.inner, messages, stop, options, call)
         return ChatResult(generations=[ChatGeneration(message=said)])
 
     async def _agenerate(
@@ -566,7 +565,7 @@ class RecordedChatModel(BaseChatModel):
         def call(model: Any, messages: Sequence[BaseMessage]) -> Any:
             return model.ainvoke(messages, _UNHEARD, stop=stop, **options)
 
-        said = await through(ask_async, recording_scope(), self.inner, messages, stop, options, call)
+        said = await through(ask_async, self.inner, messages, stop, options, call)
         return ChatResult(generations=[ChatGeneration(message=said)])
 
     def _stream(
@@ -575,7 +574,7 @@ class RecordedChatModel(BaseChatModel):
         def call(model: Any, messages: Sequence[BaseMessage]) -> Iterator[Any]:
             return map(as_chunk, model.stream(messages, _UNHEARD, stop=stop, **options))
 
-        for chunk in through(stream, recording_scope(), self.inner, messages, stop, options, call, CODEC):
+        for chunk in through(stream, self.inner, messages, stop, options, call, CODEC):
             yield ChatGenerationChunk(message=chunk)
 
     async def _astream(
@@ -585,13 +584,12 @@ class RecordedChatModel(BaseChatModel):
             async for chunk in model.astream(messages, _UNHEARD, stop=stop, **options):
                 yield as_chunk(chunk)
 
-        async for chunk in through(stream_async, recording_scope(), self.inner, messages, stop, options, call, CODEC):
+        async for chunk in through(stream_async, self.inner, messages, stop, options, call, CODEC):
             yield ChatGenerationChunk(message=chunk)
 
 
 def through(
     record: Callable[..., Any],
-    scope: RunScope | None,
     model: Any,
     messages: Sequence[BaseMessage],
     stop: list[str] | None,
@@ -599,12 +597,8 @@ def through(
     call: Callable[[Any, Sequence[BaseMessage]], Any],
     *codec: Codec,
 ) -> Any:
-    """Make *call* of *model* and record it with *record*; without a *scope*, just make it."""
-
-    def send() -> Any:
-        return call(model, messages)
-
-    return send() if scope is None else record(scope, plain_asking(model, messages, stop, options, call), send, *codec)
+    """Make *call* of *model* and record it with *record*."""
+    return record(lambda: plain_asking(model, messages, stop, options, call), lambda: call(model, messages), *codec)
 
 
 def as_chunk(chunk: Any) -> Any:

@@ -19,7 +19,7 @@ from langchain_core.tools import BaseTool
 
 from antiphon._recording.manifest import entry_of
 from antiphon._recording.run import Run, active_run
-from antiphon._scope import RunScope, current_scope
+from antiphon._scope import current_scope
 from antiphon.adapters._langchain_calls import (
     CODEC,
     RecordedChatModel,
@@ -134,9 +134,10 @@ _traced: ContextVar[ToolCalls | None] = ContextVar("antiphon_traced_agent", defa
 """Set while :func:`trace_agent_invoke` runs an agent, so that its chat models and tools are seen everywhere."""
 
 
-def _model_scope(model: Any) -> RunScope | None:
-    """The run that should record a chat model's call, unless another wrapper already does."""
-    return recording_scope() if _traced.get() is not None and not isinstance(model, RecordedChatModel) else None
+def _is_traced(model: Any) -> bool:
+    """Whether to record a chat model's call; another wrapper may already do it."""
+    is_ours = _traced.get() is not None and not isinstance(model, RecordedChatModel)
+    return is_ours and recording_scope() is not None
 
 
 @functools.cache
@@ -158,11 +159,10 @@ def _hook_answers(kind: Any) -> None:
         def call(model: Any, messages: Any) -> Any:
             return generate(model, list(messages), stop, run_manager, **options).generations[0].message
 
-        scope = _model_scope(self)
-        if scope is None:
+        if not _is_traced(self):
             found: ChatResult = generate(self, messages, stop, run_manager, **options)
             return found
-        return result_of(through(ask, scope, self, messages, stop, options, call))
+        return result_of(through(ask, self, messages, stop, options, call))
 
     @functools.wraps(agenerate)
     async def agenerated(
@@ -171,11 +171,10 @@ def _hook_answers(kind: Any) -> None:
         async def call(model: Any, messages: Any) -> Any:
             return (await agenerate(model, list(messages), stop, run_manager, **options)).generations[0].message
 
-        scope = _model_scope(self)
-        if scope is None:
+        if not _is_traced(self):
             found: ChatResult = await agenerate(self, messages, stop, run_manager, **options)
             return found
-        return result_of(await through(ask_async, scope, self, messages, stop, options, call))
+        return result_of(await through(ask_async, self, messages, stop, options, call))
 
     kind._generate_with_cache, kind._agenerate_with_cache = generated, agenerated
 
@@ -188,12 +187,11 @@ def _hook_streams(kind: Any) -> None:
         def call(model: Any, messages: Any) -> Iterator[Any]:
             return map(as_chunk, stream_(model, messages, config, stop=stop, **options))
 
-        scope = _model_scope(self)
-        if scope is None:
+        if not _is_traced(self):
             yield from stream_(self, input, config, stop=stop, **options)
             return
         messages = self._convert_input(input).to_messages()
-        yield from through(stream, scope, self, messages, stop, options, call, CODEC)
+        yield from through(stream, self, messages, stop, options, call, CODEC)
 
     @functools.wraps(astream_)
     async def astreamed(
@@ -208,13 +206,12 @@ def _hook_streams(kind: Any) -> None:
             async for chunk in astream_(model, messages, config, stop=stop, **options):
                 yield as_chunk(chunk)
 
-        scope = _model_scope(self)
-        if scope is None:
+        if not _is_traced(self):
             async for chunk in astream_(self, input, config, stop=stop, **options):
                 yield chunk
             return
         messages = self._convert_input(input).to_messages()
-        async for chunk in through(stream_async, scope, self, messages, stop, options, call, CODEC):
+        async for chunk in through(stream_async, self, messages, stop, options, call, CODEC):
             yield chunk
 
     kind.stream, kind.astream = streamed, astreamed

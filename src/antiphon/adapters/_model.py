@@ -79,13 +79,20 @@ class Codec(NamedTuple):
     """Splits a response that was not streamed into the data of chunks."""
 
 
-def ask(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
-    """Make and record one synchronous call, or answer it from the replay."""
-    return drive(ask_async(scope, asking, send, asynchronous=False))
+def ask(asking: Callable[[], Asking], send: Callable[[], Any]) -> Any:
+    """Make and record one synchronous call, or answer it from the replay; outside a run just make it."""
+    scope = recording_scope()
+    return send() if scope is None else drive(_ask(scope, asking(), send, asynchronous=False))
 
 
-async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool = True) -> Any:
-    """The same for an asynchronous call; suspends only if *asynchronous*."""
+async def ask_async(asking: Callable[[], Asking], send: Callable[[], Any]) -> Any:
+    """The same for an asynchronous call."""
+    scope = recording_scope()
+    return await (send() if scope is None else _ask(scope, asking(), send, asynchronous=True))
+
+
+async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool) -> Any:
+    """Suspends only if *asynchronous*."""
     asking, send = _as_wanted(scope, asking, send)
     boundary = _open(scope, asking, send, asynchronous=asynchronous)
     answer = await boundary.answer()
@@ -109,16 +116,22 @@ async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any], *,
     return response
 
 
-def stream(scope: RunScope, asking: Asking, send: Callable[[], Iterator[Any]], codec: Codec) -> Iterator[Any]:
-    """Read and record a synchronous stream, or answer it from the replay."""
-    yield from drive(_open_stream(scope, asking, send, codec, asynchronous=False))
+def stream(asking: Callable[[], Asking], send: Callable[[], Iterator[Any]], codec: Codec) -> Iterator[Any]:
+    """Read and record a synchronous stream, or answer it from the replay; outside a run just read it."""
+    scope = recording_scope()
+    yield from send() if scope is None else drive(_open_stream(scope, asking(), send, codec, asynchronous=False))
 
 
 async def stream_async(
-    scope: RunScope, asking: Asking, send: Callable[[], AsyncIterator[Any]], codec: Codec
+    asking: Callable[[], Asking], send: Callable[[], AsyncIterator[Any]], codec: Codec
 ) -> AsyncIterator[Any]:
     """The same for an asynchronous stream."""
-    source: Any = aiter(await _open_stream(scope, asking, send, codec, asynchronous=True))
+    scope = recording_scope()
+    if scope is None:
+        async for chunk in send():
+            yield chunk
+        return
+    source: Any = aiter(await _open_stream(scope, asking(), send, codec, asynchronous=True))
     async with aclosing(source):
         async for chunk in source:
             yield chunk

@@ -38,7 +38,7 @@ from antiphon.adapters._langchain_calls import (  # noqa: E402
     with_settings,
 )
 from antiphon.adapters._langchain_trace import trace_agent, trace_agent_invoke  # noqa: E402
-from antiphon.adapters._model import NATIVE, ask, ask_async, recording_scope  # noqa: E402
+from antiphon.adapters._model import NATIVE, ask, ask_async  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
 
 __all__ = [
@@ -72,19 +72,13 @@ class AntiphonMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Call the model, or answer from the replay."""
-        scope = recording_scope()
-        if scope is None:
-            return handler(request)
-        return ask(scope, _asking(request, handler), lambda: handler(request))
+        return ask(lambda: _asking(request, handler), lambda: handler(request))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
     ) -> Any:
         """The same for ``ainvoke``."""
-        scope = recording_scope()
-        if scope is None:
-            return await handler(request)
-        return await ask_async(scope, _asking(request, handler), lambda: handler(request))
+        return await ask_async(lambda: _asking(request, handler), lambda: handler(request))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Make the call at most once."""

@@ -42,7 +42,7 @@ from antiphon._gateway.plan import Verdict  # noqa: E402
 from antiphon._recording.plain import dump  # noqa: E402
 from antiphon._scope import current_scope  # noqa: E402
 from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, Tools, specs_of  # noqa: E402
-from antiphon.adapters._model import Asking, Codec, ask_async, recording_scope, stream_async  # noqa: E402
+from antiphon.adapters._model import Asking, Codec, ask_async, stream_async  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
 
 __all__ = ["RecordedModel", "RecordedProvider", "guard_tool", "protect"]
@@ -87,24 +87,20 @@ class RecordedModel(Model):
 
     async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
         """One response."""
-        scope = recording_scope()
-        if scope is None:
-            return await self._inner.get_response(*args, **options)
-        asked = self._asking("get_response", *args, **options)
-        said: ModelResponse = await ask_async(scope, asked, lambda: self._inner.get_response(*args, **options))
+        said: ModelResponse = await ask_async(
+            lambda: self._asking("get_response", *args, **options),
+            lambda: self._inner.get_response(*args, **options),
+        )
         return said
 
-    async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+    def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
         """One response as a stream."""
-        scope = recording_scope()
-        source: AsyncIterator[Any]
-        if scope is None:
-            source = self._inner.stream_response(*args, **options)
-        else:
-            asked = self._asking("stream_response", *args, **options)._replace(pack=lambda whole: whole, outcome=None)
-            source = stream_async(scope, asked, lambda: self._inner.stream_response(*args, **options), _CODEC)
-        async for chunk in source:
-            yield chunk
+
+        def asking() -> Asking:
+            asked = self._asking("stream_response", *args, **options)
+            return asked._replace(pack=lambda whole: whole, outcome=None)
+
+        return stream_async(asking, lambda: self._inner.stream_response(*args, **options), _CODEC)
 
     def _asking(self, method: str, *args: Any, **options: Any) -> Asking:
         """One call of *method*."""

@@ -83,16 +83,7 @@ class Reliable(AbstractCapability[Any]):
     async def wrap_model_request(self, ctx: Any, *, request_context: Any, handler: Any) -> ModelResponse:
         """Call the model, or answer from the replay."""
         scope = recording_scope()
-        if scope is None:
-            found: ModelResponse = await handler(request_context)
-            return found
         model = request_context.model
-        body = request_body(
-            model.model_name,
-            request_context.messages,
-            request_context.model_settings,
-            request_context.model_request_parameters,
-        )
 
         def change(wanted: dict[str, Any]) -> Any:
             other = copy.copy(model)
@@ -103,17 +94,25 @@ class Reliable(AbstractCapability[Any]):
             changed = dataclasses.replace(request_context, model=other, model_settings=settings)
             return lambda: handler(_permitted(scope, changed))
 
-        asking = Asking(
-            body,
-            pack,
-            unpack,
-            model.system or None,
-            framework="pydantic-ai",
-            settable=("model", "temperature", "seed") if hasattr(model, "_model_name") else ("temperature", "seed"),
-            change=change,
-            endpoint=model.base_url,
-        )
-        said: ModelResponse = await ask_async(scope, asking, lambda: handler(_permitted(scope, request_context)))
+        def asking() -> Asking:
+            body = request_body(
+                model.model_name,
+                request_context.messages,
+                request_context.model_settings,
+                request_context.model_request_parameters,
+            )
+            return Asking(
+                body,
+                pack,
+                unpack,
+                model.system or None,
+                framework="pydantic-ai",
+                settable=("model", "temperature", "seed") if hasattr(model, "_model_name") else ("temperature", "seed"),
+                change=change,
+                endpoint=model.base_url,
+            )
+
+        said: ModelResponse = await ask_async(asking, lambda: handler(_permitted(scope, request_context)))
         return said
 
     async def wrap_tool_execute(self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Any) -> Any:
@@ -184,9 +183,9 @@ def _message(ctx: Any, call: Any) -> str | None:
     return None
 
 
-def _permitted(scope: RunScope, request: Any) -> Any:
+def _permitted(scope: RunScope | None, request: Any) -> Any:
     """The request with a model that a replay may call, because Pydantic AI opens streams in a separate task."""
-    if scope.invoker is None:
+    if scope is None or scope.invoker is None:
         return request
     model = copy.copy(request.model)
     request_stream = model.request_stream
