@@ -23,7 +23,7 @@ from antiphon.contract.record import (
     RecordedRequest,
 )
 from antiphon.errors import StoreError, StoreVersionError
-from antiphon.ports import Attempt, ClaimRequest, Cursor, Row, Settlement
+from antiphon.ports import Attempt, ClaimRequest, Cursor, Row, Settlement, StaticClaimRequest
 
 _log = logging.getLogger("antiphon.stores")
 _told: deque[bytes] = deque(maxlen=64)
@@ -114,6 +114,11 @@ def recorded_request(request: ClaimRequest) -> RecordedRequest:
     return RecordedRequest(
         template.session, template.actor, request.request_id, digest, request.identity, exact, called
     )
+
+
+def static_copy(request: ClaimRequest) -> StaticClaimRequest:
+    """A copy of the request that can be changed with ``_replace``."""
+    return StaticClaimRequest(*(getattr(request, name) for name in StaticClaimRequest._fields))
 
 
 def owner_of(request: ClaimRequest) -> str:

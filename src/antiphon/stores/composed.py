@@ -29,12 +29,11 @@ from antiphon.ports import (
     Records,
     Row,
     Settlement,
-    StaticClaimRequest,
     Store,
     SyncJournal,
 )
 from antiphon.stores._adapters import AsyncFromSync, SyncFromAsync
-from antiphon.stores._common import Settling, append_each, recorded_attempt
+from antiphon.stores._common import Settling, append_each, recorded_attempt, static_copy
 
 Usage = Callable[[str], Any] | None
 """A store's method beyond the port that tells how much space a tenant's records use."""
@@ -245,8 +244,7 @@ def _with_run(request: ClaimRequest, events: Sequence[Row]) -> ClaimRequest:
     """The record's owner, ``RUN@TOKEN/PROCESS``, names the run that the claim's events go to."""
     if not events:
         return request
-    copied = StaticClaimRequest(*(getattr(request, name) for name in StaticClaimRequest._fields))
-    return copied._replace(token=f"{events[0].run}@{request.token}")
+    return static_copy(request)._replace(token=f"{events[0].run}@{request.token}")
 
 
 def _without_run(record: DedupeRecord) -> DedupeRecord:

@@ -21,7 +21,8 @@ from antiphon.decide import claim as rules
 from antiphon.decide.breaker import Breaker, Permit, Transition
 from antiphon.decide.retry import Stop, after_failure
 from antiphon.keys import KeyMaker
-from antiphon.ports import Begun, ClaimRequest, Existing, Row, Settlement, StaticClaimRequest
+from antiphon.ports import Begun, ClaimRequest, Existing, Row, Settlement
+from antiphon.stores._common import static_copy
 from antiphon.testing.sim.store import Shared
 from antiphon.testing.sim.world import Nap
 
@@ -69,21 +70,9 @@ async def _share_though_it_runs(self: Shared, key: str, identity: str, version: 
 async def _run_though_it_shares(self: Shared, request: ClaimRequest, version: int, events: Sequence[Row]) -> Begun:
     answer = self.inner.take_over(request, version, events)
     if isinstance(answer, Existing) and answer.current.version == version:
-        return self.inner.take_over(_as_another(request), version, events)
+        again = static_copy(request)._replace(identity=f"{request.identity}, again")
+        return self.inner.take_over(again, version, events)
     return answer
-
-
-def _as_another(request: ClaimRequest) -> StaticClaimRequest:
-    return StaticClaimRequest(
-        key=request.key,
-        identity=f"{request.identity}, again",
-        template=request.template,
-        idempotency_key=request.idempotency_key,
-        params=request.params,
-        request_id=request.request_id,
-        token=request.token,
-        call_id=request.call_id,
-    )
 
 
 Answer = TypeVar("Answer", Begun, Existing | None)
