@@ -40,6 +40,13 @@ class RecordedInput:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
+    def __enter__(self) -> RecordedInput:
+        self.stream.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stream.__exit__(*error)
+
     def readline(self, size: int = -1, /) -> str:
         return _read(lambda: self.stream.readline(size))
 

@@ -68,3 +68,20 @@ def test_reading_more_than_the_recording_has_is_a_divergence(monkeypatch: pytest
     report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
     assert not report.passed
     assert "draw stdin" in report.text()
+
+
+def test_standard_input_is_a_context_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = memory_app()
+
+    def code() -> list[str]:
+        with sys.stdin as lines:
+            said = [line.strip() for line in lines]
+        assert sys.stdin.closed
+        return said
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n"))
+    run = app.record(code)
+    assert run.output == ["one", "two"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("other\n"))
+    report = antiphon.replay(run, app=app, mode="strict", function=code, keep=False)
+    assert report.passed, report.text()
