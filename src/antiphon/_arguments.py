@@ -35,8 +35,9 @@ from uuid import UUID
 
 from antiphon.canonical import MAX_DEPTH, MAX_SAFE_INTEGER, MAX_VALUES, canonical_json, path_of
 from antiphon.errors import CanonicalError, InvalidInput
-from antiphon.keys import OBJECT
 
+OBJECT = "$object"
+"""The tag of an object of a class."""
 _HINT = "Pass its data instead, or declare how it is written: serialisers={%r: function}."
 
 

@@ -49,8 +49,6 @@ __all__ = [
     "variant_parts",
 ]
 
-OBJECT: Final = "$object"
-"""The tag of an object of a class (``_arguments``)."""
 VOLATILE: Final = frozenset({"clientTs", "retryCount", "traceparent"})
 """Top-level parameters that never belong to an intent, unless the tool marks them ``exact``."""
 TYPED: Final = "$typed"
@@ -422,7 +420,7 @@ class ParamsRule:
 
         What is hashed is a list, which parameters never are: no plain JSON can collide with the tags of a type.
         """
-        from antiphon._arguments import Unwritable, written
+        from antiphon._arguments import OBJECT, Unwritable, written
 
         kept = self._left_out(params)
         try:
@@ -431,7 +429,7 @@ class ParamsRule:
         except Unwritable:
             raise error from None
         for path in self._paths:  # also inside objects of classes
-            tidy = _without(tidy, path)
+            tidy = _without(tidy, path, OBJECT if tags_count else None)
         return (
             canonical_json([TYPED, tidy] if tags_count else tidy),
             canonical_json([TYPED, given] if has_tags else given),
@@ -506,20 +504,20 @@ def _all_squeezed(value: Any) -> Any:
     return value if copy is None else copy
 
 
-def _without(value: Any, path: tuple[str, ...]) -> Any:
-    """*value* without the field at *path*; itself if there is none."""
+def _without(value: Any, path: tuple[str, ...], tag: str | None = None) -> Any:
+    """*value* without the field at *path*; itself if there is none. *tag* names objects of classes."""
     if isinstance(value, dict):
         name = path[0]
-        if OBJECT in value and len(value) == 1:  # of a class: its fields
-            inner = _without(value[OBJECT], path)
-            return value if inner is value[OBJECT] else {OBJECT: inner}
+        if tag is not None and tag in value and len(value) == 1:  # of a class: its fields
+            inner = _without(value[tag], path, tag)
+            return value if inner is value[tag] else {tag: inner}
         if name not in value:
             return value
         if len(path) == 1:
             return {key: item for key, item in value.items() if key != name}
-        inner = _without(value[name], path[1:])
+        inner = _without(value[name], path[1:], tag)
         return value if inner is value[name] else {**value, name: inner}
     if isinstance(value, (list, tuple)):
-        items = [_without(item, path) for item in value]
+        items = [_without(item, path, tag) for item in value]
         return value if all(new is old for new, old in zip(items, value, strict=True)) else items
     return value

@@ -215,6 +215,17 @@ def test_a_volatile_path_into_an_object_of_a_class() -> None:
     assert digest(Order(1, "x"), "order.by") != digest(Order(2, "x"), "order.by")
 
 
+def test_a_volatile_path_takes_no_callers_object_for_one_of_a_class() -> None:
+    def digest(of_caller: Any, *others: Any) -> str:
+        return params_digests({"x": of_caller, "others": others}, spec_of(volatile=("x.a",)))[0]
+
+    for others in ((), (Decimal(1),)):
+        assert digest({"$object": {"a": 1}}, *others) != digest({"$object": {"a": 2}}, *others)
+        assert digest({"$object": ["X", {"a": 1}]}, *others) != digest({"$object": ["X", {"a": 2}]}, *others)
+        assert digest({None: {"a": 1}}, *others) != digest({None: {"a": 2}}, *others)
+        assert digest({"a": 1, "b": 2}, *others) == digest({"a": 2, "b": 2}, *others)
+
+
 def test_volatile_paths_beside_values_of_other_types() -> None:
     rule = {"volatile": ("order.note", "tag")}
     typed = ["$typed", {"order": {"n": 1}, "price": {"$decimal": "2"}}]
