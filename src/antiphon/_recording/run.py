@@ -253,8 +253,10 @@ class Run:
         return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.__exit__(kind, error, trace)
-        await self._recorder.close()
+        try:
+            self.__exit__(kind, error, trace)
+        finally:
+            await self._recorder.close()
 
     def finish(self, output: Any) -> None:
         """Set the output of the run."""

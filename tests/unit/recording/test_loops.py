@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import antiphon
+from antiphon.errors import StoreUnavailable
 from antiphon.stores import SQLiteStore
 
 
@@ -62,3 +63,25 @@ def test_runs_one_after_the_other_leave_no_threads_behind(app: antiphon.Antiphon
     asyncio.run(work())
     threads = [thread.name for thread in threading.enumerate() if thread.name.endswith("runs.db")]
     assert len(threads) <= 2, threads
+
+
+def test_a_run_whose_end_cannot_be_written_closes_its_journal(
+    app: antiphon.Antiphon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = counted(app, monkeypatch)
+
+    def refused(journal: Any, run: str, rows: Any) -> int:
+        raise StoreUnavailable("The disk is full.")
+
+    async def work() -> None:
+        run = app.run("full disk")
+        with monkeypatch.context() as down:
+            await run.__aenter__()
+            await agent(1)
+            down.setattr(type(app.journal), "append", refused)
+            with pytest.raises(StoreUnavailable):
+                await run.__aexit__(None, None, None)
+        await app.record(agent, 2)
+
+    asyncio.run(work())
+    assert len(made) == 2, "a journal that was left open would have been used again"
