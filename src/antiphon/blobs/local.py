@@ -18,6 +18,8 @@ from urllib.parse import quote
 
 from antiphon.errors import ArtifactError, InvalidInput, NotFound, StoreUnavailable
 
+PART_BYTES = 8 * 1024 * 1024
+"""Larger objects are uploaded in parts."""
 _REF = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_NAME = 120
 _STORES = "stores"

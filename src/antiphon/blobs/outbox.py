@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from antiphon._daemon import Latch, Signal
-from antiphon.blobs.local import ContentBlobs, LocalObjects, Objects, is_note
-from antiphon.blobs.s3 import PART_BYTES
+from antiphon.blobs.local import PART_BYTES, ContentBlobs, LocalObjects, Objects, is_note
 from antiphon.errors import AntiphonError, NotFound, StoreUnavailable
 
 _log = logging.getLogger("antiphon.blobs")

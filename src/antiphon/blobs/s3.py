@@ -18,11 +18,11 @@ from typing import IO, Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from antiphon.blobs.local import PART_BYTES
 from antiphon.errors import ConfigError, NotFound, StoreUnavailable, missing_extra
 
 T = TypeVar("T")
 
-PART_BYTES = 8 * 1024 * 1024
 _MOST_PARTS = 9_000
 _TRIES = 3
 _NO_BUCKET = "<Code>NoSuchBucket</Code>"
