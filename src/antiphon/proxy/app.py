@@ -286,7 +286,7 @@ class Proxy:
             body,
             client,
             run,
-            scope.get("client"),
+            scope["state"]["connection"],
             None if upstream.mcp else _model_call(scope["method"], slash + path, body),
             deadline_of(named.get("antiphon-deadline"), self._settings.timeout_s),
         )

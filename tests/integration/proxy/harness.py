@@ -13,7 +13,7 @@ import uvicorn
 
 from antiphon import Antiphon
 from antiphon.config.model import HostSection
-from antiphon.host.http.connections import Limits, ServerConfig
+from antiphon.host.http.connections import ServerConfig
 from antiphon.proxy.app import Proxy, Settings
 from antiphon.proxy.upstreams import Upstream
 
@@ -39,10 +39,8 @@ def serving(
         known["desk"] = Upstream("desk", mcp, mcp=True)
     proxy = Proxy(app, Settings(known, mode, **settings))
     listening = socket.create_server(("127.0.0.1", 0))
-    limits = Limits(10.0, body_s, 30.0, 200)
-    config = ServerConfig(
-        proxy, HostSection(), limits=limits, log_config=None, proxy_headers=False, timeout_graceful_shutdown=2
-    )
+    limits = HostSection(request_timeout_s=body_s, max_connections=200)
+    config = ServerConfig(proxy, limits, log_config=None, proxy_headers=False, timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from antiphon.config.model import HostSection
-from antiphon.host.http.connections import LimitedProtocol, Limits, ServerConfig
+from antiphon.host.http.connections import LimitedProtocol, ServerConfig
 
 
 class Transport(asyncio.Transport):
@@ -55,8 +55,10 @@ class Server:
     """A server without a network: its connections have a transport that notes what is sent."""
 
     def __init__(self, app: Any, *, connections: int = 10, idle_s: float = 10, body_s: float = 10) -> None:
-        limits = Limits(10, body_s, idle_s, connections)
-        self._config = ServerConfig(app, HostSection(), limits=limits, log_config=None)
+        settings = HostSection(
+            header_timeout_s=10, request_timeout_s=body_s, idle_timeout_s=idle_s, max_connections=connections
+        )
+        self._config = ServerConfig(app, settings, log_config=None)
         self._config.load()
         self._state = ServerState()
 

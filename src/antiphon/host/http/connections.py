@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import httptools
 import uvicorn
@@ -31,48 +31,12 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
-class Limits(NamedTuple):
-    """Connection limits of a server process."""
-
-    header_s: float
-    body_s: float
-    """The timeout for receiving a request body, in seconds."""
-    idle_s: float
-    connections: int
-
-    @classmethod
-    def of(cls, settings: HostSection) -> Limits:
-        """The limits from *settings*; half of the file descriptors stay free for the store, files and providers."""
-        most = settings.max_connections
-        with contextlib.suppress(ImportError):  # this platform has no such limit
-            import resource
-
-            soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            if soft > 0:
-                most = max(8, min(most, soft // 2))
-        return cls(settings.header_timeout_s, settings.request_timeout_s, settings.idle_timeout_s, most)
-
-
-class Peer(tuple[str, int]):
-    """A client address that identifies one connection: it equals only itself, because ports are reused."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
 class ServerConfig(uvicorn.Config):
     """The HTTP configuration shared by all our server processes."""
 
-    def __init__(self, app: Any, settings: HostSection, *, limits: Limits | None = None, **more: Any) -> None:
-        self.limits: Limits = limits or Limits.of(settings)
+    def __init__(self, app: Any, settings: HostSection, **more: Any) -> None:
+        self.settings = settings
+        self.max_connections: int = _max_connections(settings)
         given: dict[str, Any] = {
             "server_header": False,
             "date_header": False,
@@ -88,6 +52,17 @@ class ServerConfig(uvicorn.Config):
     def load(self) -> None:
         super().load()
         self.lifespan_class: type[Any] = Lifespan
+
+
+def _max_connections(settings: HostSection) -> int:
+    """Half of the file descriptors stay free for the store, files and providers."""
+    with contextlib.suppress(ImportError):  # this platform has no such limit
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft > 0:
+            return min(settings.max_connections, max(8, soft // 2))
+    return settings.max_connections
 
 
 class Lifespan(LifespanOn):
@@ -161,19 +136,15 @@ class LimitedProtocol(HttpToolsProtocol):
     _declines: bool = False
     """Whether a new parser is being fed the framing headers again."""
 
-    @property
-    def limits(self) -> Limits:
-        return self.config.limits
-
     def connection_made(self, transport: Any) -> None:
-        if len(self.connections) >= self.limits.connections and not self._give_way():
+        if len(self.connections) >= self.config.max_connections and not self._give_way():
             log.warning("a connection was refused: %d are open", len(self.connections))
             self.refused = True
             transport.write(_REFUSAL)
             transport.close()
             return
         super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
-        self.client = None if self.client is None else Peer(self.client)
+        self.app_state = {**self.app_state, "connection": object()}  # addresses do not identify it: ports are reused
         self.waiting_since = self.loop.time()
         self._expect_headers()
 
@@ -194,11 +165,11 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _expect_headers(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self.limits.header_s, self.transport.abort)
+            self._deadline = self.loop.call_later(self.config.settings.header_timeout_s, self.transport.abort)
 
     def _expect_body(self) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self.limits.body_s, self._give_up_body)
+            self._deadline = self.loop.call_later(self.config.settings.request_timeout_s, self._give_up_body)
 
     def _give_up_body(self) -> None:
         if self.cycle is self._answered and not self.cycle.response_started:  # otherwise another response is being sent
@@ -307,7 +278,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _await_reader(self) -> None:
         left = self.transport.get_write_buffer_size()
-        self._stalled = self.loop.call_later(self.limits.idle_s, self._see_reader, left)
+        self._stalled = self.loop.call_later(self.config.settings.idle_timeout_s, self._see_reader, left)
 
     def _see_reader(self, left: int) -> None:
         if left - self.transport.get_write_buffer_size() < _LEAST_READ:
