@@ -88,7 +88,7 @@ def check_attempts(record: DedupeRecord, attempts: Sequence[Attempt]) -> None:
     told = [(a.started_at_ms, a.finished_at_ms, a.error_code or "", a.retriable, a.status) for a in execution.attempts]
     expected = [(*attempt, "error" if attempt[2] else "success") for attempt in attempts]
     must(told == expected, f"attempts are kept: {expected}, not {told}")
-    must(execution.attempt_count == len(attempts), "and counted")
+    must(execution.attempt_count == len(attempts), "attempts are counted")
 
 
 class Harness:
@@ -280,8 +280,8 @@ class ClaimRules(Harness):
             must(answer.current.version == version, "the current record is the newest")
             must(answer.own is not None, f"call-{n} has an execution of its own")
             assert answer.own is not None
-            must(bytes(answer.own.payload) == b'{"n":%d}' % n, "it is answered from its own outcome")  # type: ignore[arg-type]
-            must(answer.own.request.identity == f"call-{n}", "and by its own request")
+            must(bytes(answer.own.payload) == b'{"n":%d}' % n, "an identity is shown its own outcome")  # type: ignore[arg-type]
+            must(answer.own.request.identity == f"call-{n}", "an identity is shown its own request")
 
     async def rule_own_execution_outlives_the_current_one(self, j: Journal) -> None:
         """If the current record has expired, an identity with a live execution is shown that, and may replace it."""
@@ -295,9 +295,9 @@ class ClaimRules(Harness):
         await j.sweep()
         again = existing(await j.begin(self.request(key, "call-1")))
         must(again.current.version == first and again.own == again.current, "the earlier execution answers")
-        must(existing(await j.read(key, "call-1")).current.version == first, "reading agrees")
+        must(existing(await j.read(key, "call-1")).current.version == first, "reading shows the earlier execution, too")
         taken = claimed(await j.take_over(self.request(key, "call-1"), first or 0))
-        must(taken.version > (second or 0), "and replacing it gives a version above all others")
+        must(taken.version > (second or 0), "replacing the earlier execution gives a version above all others")
 
     async def rule_new_identity_after_expiry_begins(self, j: Journal) -> None:
         """An expired current record does not stop a new identity, even if others have executions there."""
@@ -315,20 +315,20 @@ class ClaimRules(Harness):
         """A waiter that shared a result later finds it as its own, even after others ran."""
         key, (version, _) = await self.held(j)
         must(not await j.alias(key, "call-2", version), "a claim in flight has nothing to share")
-        must(existing(await j.read(key, "call-2")).own is None, "and shares nothing")
+        must(existing(await j.read(key, "call-2")).own is None, "a refused alias gives no execution of its own")
         settled = await j.settle(key, version, done(b'"shared"')) or 0
-        must(await j.alias(key, "call-2", settled), "a settled one is shared")
-        must(await j.alias(key, "call-2", settled) and await j.alias(key, "call-1", settled), "however often")
+        must(await j.alias(key, "call-2", settled), "a settled execution is shared")
+        must(await j.alias(key, "call-2", settled) and await j.alias(key, "call-1", settled), "sharing is repeatable")
         await self.finds(j, key, "call-2", settled, "the alias finds the settled record")
         third = claimed(await j.take_over(self.request(key, "call-3"), settled))
-        must(await j.alias(key, "call-4", settled), "also when it is history")
+        must(await j.alias(key, "call-4", settled), "an execution that was replaced can be shared")
         for identity in ("call-1", "call-2", "call-4"):
-            await self.finds(j, key, identity, settled, f"{identity} still finds it")
+            await self.finds(j, key, identity, settled, f"{identity} still finds the shared execution")
         must(existing(await j.read(key)).current.version == third.version, "the current record is untouched")
         must(not await j.alias(key, "call-9", settled + 999_999_999), "an unknown version is not shared")
-        must(existing(await j.read(key, "call-9")).own is None, "and aliases nothing")
+        must(existing(await j.read(key, "call-9")).own is None, "a refused alias gives no execution of its own")
         claimed(await j.take_over(self.request(key, "call-5"), third.version))
-        must(not await j.alias(key, "call-9", third.version), "what was taken over has nothing to share")
+        must(not await j.alias(key, "call-9", third.version), "a claim that was taken over has nothing to share")
 
     async def rule_an_identity_has_one_answer(self, j: Journal) -> None:
         """What a call identity found first is its answer: it neither runs nor shares anything else."""
@@ -336,21 +336,21 @@ class ClaimRules(Harness):
         first = await j.settle(key, version, done(b'"first"')) or 0
         must(await j.alias(key, "sharer", first), "the sharer has its answer")
         seen = existing(await j.take_over(self.request(key, "sharer"), first))
-        must(seen.own is not None and seen.own.version == first, "and does not run any more, but is shown it")
+        must(seen.own is not None and seen.own.version == first, "an identity that shared a result does not run")
         version = claimed(await j.take_over(self.request(key, "runner"), first)).version
-        must(not await j.alias(key, "runner", first), "who runs does not share")
-        must(existing(await j.read(key, "runner")).current.version == version, "its claim is untouched")
+        must(not await j.alias(key, "runner", first), "an identity whose claim is in flight does not share")
+        must(existing(await j.read(key, "runner")).current.version == version, "a refused alias changes no claim")
         second = await j.settle(key, version, done(b'"second"')) or 0
-        must(not await j.alias(key, "runner", first), "nor does who is done")
-        must(not await j.alias(key, "sharer", second), "who shared one result does not share another")
+        must(not await j.alias(key, "runner", first), "an identity with a result of its own does not share")
+        must(not await j.alias(key, "sharer", second), "an identity that shared one result does not share another")
         for identity, answer in (("sharer", first), ("runner", second)):
             await self.finds(j, key, identity, answer, f"the {identity} keeps its answer")
         version = claimed(await j.take_over(self.request(key, "failure"), second)).version
         lost = await j.settle(key, version, failed()) or 0
         version = claimed(await j.take_over(self.request(key, "call-3"), lost)).version
         third = await j.settle(key, version, done(b'"third"')) or 0
-        must(await j.alias(key, "failure", third), "a failure does not stand in the way of a result")
-        await self.finds(j, key, "failure", third, "which is its answer from then on")
+        must(await j.alias(key, "failure", third), "an identity whose call failed can share a result")
+        await self.finds(j, key, "failure", third, "a shared result replaces the failure as the identity's answer")
 
     async def rule_sharing_and_running_exclude_each_other(self, j: Journal) -> None:
         """If two deliveries of one call race, one to share a result and one to run, only the faster one succeeds."""
@@ -365,7 +365,7 @@ class ClaimRules(Harness):
                 return isinstance(await journal.take_over(self.request(key, "call-2"), settled), Claimed)
 
             did = await self.together(j, (share, run) if n % 2 else (run, share))
-            must(sum(did) == 1, f"exactly one of both: {did}")
+            must(sum(did) == 1, f"exactly one of sharing and running succeeds: {did}")
 
     async def rule_settle_is_fenced_after_takeover(self, j: Journal) -> None:
         """A worker that was replaced cannot settle its successor's claim; its events are logged all the same."""
@@ -374,7 +374,7 @@ class ClaimRules(Harness):
         holder = claimed(await j.take_over(self.request(key, "call-2"), zombie.version))
         late = await j.settle(key, zombie.version, done(b'"late"'), self.rows(run, "call.finished"))
         must(late is None, "the late settlement is refused")
-        must(not await j.renew(key, zombie.version, TTL_MS), "so is a late renewal")
+        must(not await j.renew(key, zombie.version, TTL_MS), "a late renewal is refused")
         current = existing(await j.read(key)).current
         must((current.version, current.state) == (holder.version, "inflight"), "the holder's claim is untouched")
         must(len(await j.events(run)) == 1, "the late worker's event is in the log")
@@ -385,34 +385,34 @@ class ClaimRules(Harness):
         key, held = await self.held(j)
         unknown = await j.settle(key, held.version, failed("outcome_unknown"))
         must(unknown is not None and unknown > held.version, "settling gives a higher version")
-        must(await j.settle(key, held.version, done()) is None, "the old version is fenced")
+        must(await j.settle(key, held.version, done()) is None, "the version before the unknown outcome is fenced")
         settled = await j.settle(key, unknown or 0, done(b'"found out"'))
-        must(settled is not None, "the new version settles it")
+        must(settled is not None, "the version of the unknown outcome settles it")
         record = existing(await j.read(key)).current
         must((record.state, record.fence) == ("done", held.version), "the fence stays that of the dispatch")
-        must(record.error.__class__ is not RecordedError, "nothing is left of the unknown")
+        must(record.error.__class__ is not RecordedError, "a settled record has nothing of its unknown outcome")
 
     async def rule_unknown_is_settled_after_others_followed(self, j: Journal) -> None:
         """The true outcome of an earlier call is recorded in its own execution; later ones stay unchanged."""
         key, held = await self.held(j)
         unknown = await j.settle(key, held.version, failed("outcome_unknown")) or 0
         second = claimed(await j.take_over(self.request(key, "call-2"), unknown))
-        must(await j.settle(key, held.version, done()) is None, "the version before it is fenced")
+        must(await j.settle(key, held.version, done()) is None, "the version before the unknown outcome is fenced")
         settled = await j.settle(key, unknown, done(b'"found out"'))
         must(settled is not None and settled > unknown, "the earlier execution gets a new version")
-        must(await j.settle(key, unknown, done()) is None, "its old version is fenced")
-        must(await j.settle(key, settled or 0, done()) is None, "what is known is not settled again")
+        must(await j.settle(key, unknown, done()) is None, "the old version of the earlier execution is fenced")
+        must(await j.settle(key, settled or 0, done()) is None, "a known earlier outcome is not settled again")
         now = existing(await j.read(key, "call-1"))
         must((now.current.version, now.current.state) == (second.version, "inflight"), "the current one is untouched")
         own = now.own
         assert own is not None
-        must((own.state, own.version, own.fence) == ("done", settled, held.version), "the earlier one has its outcome")
-        must(bytes(own.payload) == b'"found out"', "and its result")  # type: ignore[arg-type]
-        must(own.error.__class__ is not RecordedError, "nothing is left of the unknown")
-        must(await j.settle(key, second.version, done()) is not None, "the holder settles its own")
-        must(existing(await j.begin(self.request(key, "call-1"))).own == own, "a later delivery finds it")
-        must(await j.alias(key, "call-3", settled or 0), "another call can share it")
-        must(existing(await j.read(key, "call-3")).own == own, "and finds it")
+        must((own.state, own.version, own.fence) == ("done", settled, held.version), "its new outcome is shown")
+        must(bytes(own.payload) == b'"found out"', "the earlier execution has its result")  # type: ignore[arg-type]
+        must(own.error.__class__ is not RecordedError, "the earlier execution has nothing of its unknown outcome")
+        must(await j.settle(key, second.version, done()) is not None, "the current holder settles its own claim")
+        must(existing(await j.begin(self.request(key, "call-1"))).own == own, "a redelivery finds its own execution")
+        must(await j.alias(key, "call-3", settled or 0), "another call can share the earlier execution")
+        must(existing(await j.read(key, "call-3")).own == own, "a call that shares the earlier execution finds it")
 
     async def rule_an_outdated_version_is_neither_shared_nor_replaced(self, j: Journal) -> None:
         """Once an earlier execution has a new version, nothing can be done with its old one."""
@@ -435,9 +435,9 @@ class ClaimRules(Harness):
         must(await j.renew(key, held.version, 300_000), "the holder renews")
         record = existing(await j.read(key)).current
         must(record.version == held.version, "renewing does not change the version")
-        must(_lock(record) >= held.now_ms + 300_000, "the lease is longer")
+        must(_lock(record) >= held.now_ms + 300_000, "a renewal extends the lease")
         must(record.expires_at_ms >= _lock(record), "a record outlives its lease")
-        must(not await j.renew(key, held.version + 1, 300_000), "nobody else renews")
+        must(not await j.renew(key, held.version + 1, 300_000), "another version cannot renew the lease")
         settled = await j.settle(key, held.version, done()) or 0
         must(not await j.renew(key, settled, 300_000), "a settled claim has no lease")
 
@@ -447,16 +447,16 @@ class ClaimRules(Harness):
         await self.pass_ms(100)
         must(await j.sweep() == 0, "an in-flight claim is not swept when its lease ends")
         seen = existing(await j.begin(self.request(key, "call-2")))
-        must((seen.current.version, seen.current.state) == (held.version, "inflight"), "it is still in flight")
-        must(_lock(seen.current) <= seen.now_ms, "and says that its lease is over")
-        must(await j.renew(key, held.version, TTL_MS), "a holder that was only slow keeps it")
+        must((seen.current.version, seen.current.state) == (held.version, "inflight"), "it stays in flight after it")
+        must(_lock(seen.current) <= seen.now_ms, "a claim past its lease says so")
+        must(await j.renew(key, held.version, TTL_MS), "a holder that was only slow can renew")
 
     async def rule_lease_longer_than_ttl(self, j: Journal) -> None:
         """A claim is not forgotten while its lease is held, however short its TTL."""
         key, held = await self.held(j, ttl_ms=1, lease_ms=TTL_MS)
         await self.pass_ms(50)
         await j.sweep()
-        must(existing(await j.begin(self.request(key, "call-2"))).current.version == held.version, "it is still held")
+        must(existing(await j.begin(self.request(key, "call-2"))).current.version == held.version, "its lease holds")
 
     async def rule_final_state_sets_the_ttl(self, j: Journal) -> None:
         """Once settled, a record lives as long as its outcome specifies; then it is as if it had never existed."""
@@ -465,7 +465,7 @@ class ClaimRules(Harness):
             await j.settle(key, held.version, settlement)
             record = existing(await j.read(key)).current
             must(record.ttl_ms == SHORT_MS, "the record names the TTL of its outcome")
-            must(record.expires_at_ms - record.updated_at_ms == SHORT_MS, "and expires by it")
+            must(record.expires_at_ms - record.updated_at_ms == SHORT_MS, "the record expires by its outcome's TTL")
         await self.pass_ms(SHORT_MS + 50)
         for state in ("done", "failed"):
             must(await j.read(self.key(state)) is None, f"an expired {state} record is not shown")
@@ -485,15 +485,15 @@ class ClaimRules(Harness):
         other = self.request(keys[0], "call-2")
         for answer in (await j.begin(other), await j.take_over(other, 7), await j.read(keys[0])):
             found = existing(answer)
-            must((found.current.version, found.current.state) == (seen, "inflight"), "it is still in flight")
-            must(found.current.expires_at_ms <= found.now_ms, "and says that its life is over")
-        must(await j.settle(keys[1], settled, done()) is not None, "its holder settles it")
-        must(await j.renew(keys[2], renewed, TTL_MS), "or renews it")
-        must(await j.settle(keys[2], renewed, done()) is not None, "and settles it then")
-        must(claimed(await j.take_over(self.request(keys[3], "call-2"), taken)).version > taken, "or another takes it")
-        must(await j.settle(keys[3], taken, done()) is None, "which fences its holder")
-        must(len(await j.list(tenant=self.tenant, state="inflight")) == 2, "operators see it")
-        must((await j.counts(self.tenant)).get((request.template.tool, "stale")) == 1, "as one whose lease is over")
+            must((found.current.version, found.current.state) == (seen, "inflight"), "it stays in flight after it")
+            must(found.current.expires_at_ms <= found.now_ms, "a claim past its TTL says so")
+        must(await j.settle(keys[1], settled, done()) is not None, "the holder settles a claim past its TTL")
+        must(await j.renew(keys[2], renewed, TTL_MS), "the holder renews a claim past its TTL")
+        must(await j.settle(keys[2], renewed, done()) is not None, "the holder settles a claim that it renewed late")
+        must(claimed(await j.take_over(self.request(keys[3], "call-2"), taken)).version > taken, "versions grow")
+        must(await j.settle(keys[3], taken, done()) is None, "a takeover of a claim past its TTL fences its holder")
+        must(len(await j.list(tenant=self.tenant, state="inflight")) == 2, "a list shows claims past their TTL")
+        must((await j.counts(self.tenant)).get((request.template.tool, "stale")) == 1, "it is counted as stale")
 
     async def rule_an_abandoned_claim_is_forgotten(self, j: Journal) -> None:
         """A sweep extends a claim in flight by its TTL once, in case the clock was set forward; then it is removed."""
@@ -503,12 +503,12 @@ class ClaimRules(Harness):
         dropped, found = await j.sweep(), await j.read(key)
         if time.monotonic() - began < 2 * SHORT_MS / 1000:  # else its second TTL may be over, too
             must(dropped == 0, "the first sweep drops nothing")
-            must(existing(found).current.version == held.version, "it is still there")
+            must(existing(found).current.version == held.version, "the claim is still there after the first sweep")
         await self.pass_ms(SHORT_MS + 50)
         await j.sweep()
-        must(await j.read(key) is None, "it is gone")
-        must(not await j.renew(key, held.version, TTL_MS), "and can no longer be renewed")
-        must(await j.settle(key, held.version, done()) is None, "or settled")
+        must(await j.read(key) is None, "an abandoned claim is gone after its second TTL")
+        must(not await j.renew(key, held.version, TTL_MS), "a claim that was forgotten cannot be renewed")
+        must(await j.settle(key, held.version, done()) is None, "a claim that was forgotten cannot be settled")
         must(claimed(await j.begin(self.request(key, "call-2"))).version > held.version, "the intent is free")
 
     async def rule_an_abandoned_claim_leaves_its_history(self, j: Journal) -> None:
@@ -519,26 +519,26 @@ class ClaimRules(Harness):
         for _ in range(2):
             await self.pass_ms(SHORT_MS + 50)
             await j.sweep()
-        must(await j.settle(key, held.version, done()) is None, "the abandoned one is gone")
-        must(await j.read(key, "call-2") is None, "and not shown")
-        must(existing(await j.read(key, "call-1")).current.version == first, "the earlier one is")
+        must(await j.settle(key, held.version, done()) is None, "an abandoned claim can no longer be settled")
+        must(await j.read(key, "call-2") is None, "an abandoned claim that was forgotten is not shown")
+        must(existing(await j.read(key, "call-1")).current.version == first, "an earlier execution is shown again")
         must(claimed(await j.begin(self.request(key, "call-2"))).version > held.version, "the intent is free")
-        await self.finds(j, key, "call-1", first, "and the earlier one is still found")
+        await self.finds(j, key, "call-1", first, "the earlier execution is still found after a new claim")
 
     async def rule_an_expired_outcome_is_fenced(self, j: Journal) -> None:
         """Once expired, an unknown outcome can no longer be settled, whether swept or not."""
         key, held = await self.held(j)
         unknown = await j.settle(key, held.version, failed("outcome_unknown", ttl_ms=SHORT_MS)) or 0
         await self.pass_ms(SHORT_MS + 50)
-        must(await j.settle(key, unknown, done()) is None, "too late to settle")
-        must(await j.read(key) is None, "it is as if it never was")
+        must(await j.settle(key, unknown, done()) is None, "an expired unknown outcome cannot be settled")
+        must(await j.read(key) is None, "an expired record is not shown")
 
     async def rule_take_of_what_is_gone_begins(self, j: Journal) -> None:
         """Taking over a record that was cleared or has expired meanwhile is a plain claim."""
         key, held = await self.held(j)
         await j.clear(key)
         taken = claimed(await j.take_over(self.request(key, "call-2"), held.version))
-        must(await j.settle(key, taken.version, done()) is not None, "and it is a real claim")
+        must(await j.settle(key, taken.version, done()) is not None, "a takeover of what is gone can be settled")
 
     async def rule_outcome_survives_to_the_byte(self, j: Journal) -> None:
         """Payload, references, error and attempts are returned unchanged."""
@@ -552,7 +552,7 @@ class ClaimRules(Harness):
         must(record.dispatched, "the record says that the tool was touched")
         claimed(await j.take_over(self.request(key, "call-2"), record.version))
         own = existing(await j.begin(self.request(key))).own
-        must(own == record, "the same as history")
+        must(own == record, "a replaced execution is the same as before")
 
         other = self.key("other")
         held = claimed(await j.begin(self.request(other)))
@@ -560,10 +560,10 @@ class ClaimRules(Harness):
         settlement = done(None, payload_ref="sha256:abc", payload_sealed="c2VhbGVk", output_redacted=True)
         await j.settle(other, held.version, settlement._replace(dispatched=False, error=error))
         record = existing(await j.read(other)).current
-        must(record.payload_ref == "sha256:abc" and record.payload_sealed == "c2VhbGVk", "references are kept")
-        must(record.output_redacted is True and not record.dispatched, "so are the marks")
+        must(record.payload_ref == "sha256:abc" and record.payload_sealed == "c2VhbGVk", "the references are kept")
+        must(record.output_redacted is True and not record.dispatched, "the two marks of a settlement are kept")
         expected = RecordedError(code="boom", message=error[1], terminal=False, should_retriable=True)
-        must(record.error == expected, "and the error")
+        must(record.error == expected, "the error is kept")
 
     async def rule_large_payload(self, j: Journal) -> None:
         """A megabyte is stored as well as a byte."""
@@ -572,7 +572,7 @@ class ClaimRules(Harness):
         held = claimed(await j.begin(self.request(key)))
         await j.settle(key, held.version, done(payload))
         record = existing(await j.begin(self.request(key))).current
-        must(bytes(record.payload) == payload, "all of it")  # type: ignore[arg-type]
+        must(bytes(record.payload) == payload, "a payload of a megabyte is kept whole")  # type: ignore[arg-type]
 
 
 def _lock(record: DedupeRecord) -> int:
@@ -634,8 +634,8 @@ class RecordRules(Harness):
                 expected.append(f"{n}.between")
             await j.settle(self.key(f"{n}"), version, _plain(n), self.rows(other, f"{n}.late"))
         events = await j.events(run)
-        must([event.type for event in events] == expected, f"as it happened: {[event.type for event in events]}")
-        must([event.seq for event in events] == list(range(len(expected))), "numbered without a gap")
+        must([event.type for event in events] == expected, f"events are in order: {[event.type for event in events]}")
+        must([event.seq for event in events] == list(range(len(expected))), "events are numbered without a gap")
         must(len(await j.events(other)) == IN_A_ROW, "events of a fenced settlement are written")
 
     async def rule_a_duplicate_after_many_claims_is_shown_the_record(self, j: Journal) -> None:
@@ -650,9 +650,9 @@ class RecordRules(Harness):
             for identity in ("call-1", "call-2"):
                 seen = existing(await j.begin(self.request(key, identity), self.rows(run, "lost")))
                 must(seen.current.version == version, "the record of the first claim is shown")
-                must((seen.own is not None) == (identity == "call-1"), "to its own identity as its own")
+                must((seen.own is not None) == (identity == "call-1"), "only its own identity has it as its own")
             await self._warm(j, f"again-{n}")
-        must("lost" not in [event.type for event in await j.events(run)], "who lost writes no events")
+        must("lost" not in [event.type for event in await j.events(run)], "a claim that is lost writes no events")
 
     async def rule_a_late_settlement_after_many_claims_is_fenced(self, j: Journal) -> None:
         """Neither an earlier version nor an unknown key can be settled, whatever code path writes it."""
@@ -663,9 +663,9 @@ class RecordRules(Harness):
         must(await j.settle(self.key("never"), version, _plain(1)) is None, "what was never claimed is fenced")
         settled = await j.settle(key, version, _plain(1))
         must(settled is not None and settled > version, "the holder settles")
-        must(await j.settle(key, version, _plain(2)) is None, "and only once by that version")
+        must(await j.settle(key, version, _plain(2)) is None, "a version settles only once")
         current = existing(await j.read(key)).current
-        must(bytes(current.payload) == b'"1"', "its outcome stays")  # type: ignore[arg-type]
+        must(bytes(current.payload) == b'"1"', "a refused settlement leaves the outcome untouched")  # type: ignore[arg-type]
 
     async def rule_owner_is_token_and_process(self, j: Journal) -> None:
         """A caller that was interrupted finds its own token in the record, even after a takeover."""
@@ -695,7 +695,7 @@ class RecordRules(Harness):
                 await self._win(j, request)
                 record = existing(await j.read(key, request.identity)).current
                 _check_request(record, request, f"{name}, {kind} parameters, call {call_id!r}")
-                must(record.expires_at_ms == record.created_at_ms + record.ttl_ms, "it expires by its TTL")
+                must(record.expires_at_ms == record.created_at_ms + record.ttl_ms, "a claim expires by its TTL")
 
     async def _check_settlements(self, j: Journal, name: str) -> None:
         for n, (kind, settlement) in enumerate(SETTLEMENTS.items()):
@@ -760,17 +760,17 @@ class AdminRules(Harness):
     async def rule_clear_forgets_record_and_history(self, j: Journal) -> None:
         """After clearing, nothing of the key is left."""
         key = self.key()
-        must(not await j.clear(key), "there is nothing to clear")
+        must(not await j.clear(key), "a key without records has nothing to clear")
         first = claimed(await j.begin(self.request(key)))
         settled = await j.settle(key, first.version, done()) or 0
         claimed(await j.take_over(self.request(key, "call-2"), settled))
         must(not await j.clear(key, settled), "a version that is over clears nothing")
-        must(existing(await j.read(key, "call-1")).own is not None, "nor its history")
-        must(await j.clear(key), "there is something to clear")
-        must(await j.read(key, "call-1") is None, "the record is gone")
+        must(existing(await j.read(key, "call-1")).own is not None, "a version that is over clears no history")
+        must(await j.clear(key), "a key with records is cleared")
+        must(await j.read(key, "call-1") is None, "a cleared record is gone")
         again = claimed(await j.begin(self.request(key, "call-1")))
         must(await j.clear(key, again.version), "the current version is cleared")
-        must(await j.read(key, "call-1") is None, "and is gone")
+        must(await j.read(key, "call-1") is None, "a record that was cleared by its version is gone")
 
     async def rule_earlier_executions_are_listed(self, j: Journal) -> None:
         """Each execution that later ones replaced is listed once, whoever shares it, until it expires."""
@@ -778,7 +778,7 @@ class AdminRules(Harness):
 
         async def followed(key: str, version: int, n: int, ttl_ms: int = TTL_MS) -> int:
             settled = await j.settle(key, version, failed(f"run-{n}", ttl_ms)) or 0
-            must(await j.alias(key, f"friend-{n}", settled), "another call shares it")
+            must(await j.alias(key, f"friend-{n}", settled), "another call shares an execution")
             return claimed(await j.take_over(self.request(key, f"call-{n}"), settled)).version
 
         version = 0
@@ -789,13 +789,14 @@ class AdminRules(Harness):
         claimed(await j.begin(self.request(self.key("theirs"), tenant="other-" + self.name)))
         found = await j.earlier(tenant=self.tenant)
         told = [(record.key, record.error.code) for record in found if isinstance(record.error, RecordedError)]
-        must(told == [(keys[1], "run-3"), (keys[1], "run-2"), (keys[0], "run-3"), (keys[0], "run-2")], f"not {told}")
-        must(await j.earlier(tenant=self.tenant, key=keys[0]) == found[2:], "one key has its own")
-        must(await j.earlier(tenant="other-" + self.name) == [], "the current one is none of them")
-        must(await j.earlier(tenant="other-" + self.name, key=keys[0]) == [], "tenants do not see each other's")
+        expected = [(keys[1], "run-3"), (keys[1], "run-2"), (keys[0], "run-3"), (keys[0], "run-2")]
+        must(told == expected, f"earlier executions are listed newest first, not as {told}")
+        must(await j.earlier(tenant=self.tenant, key=keys[0]) == found[2:], "a key lists its own executions only")
+        must(await j.earlier(tenant="other-" + self.name) == [], "the current record is not an earlier execution")
+        must(await j.earlier(tenant="other-" + self.name, key=keys[0]) == [], "tenants see their own executions only")
         await followed(keys[1], version, 4, SHORT_MS)
         await self.pass_ms(SHORT_MS + 50)
-        must(await j.earlier(tenant=self.tenant) == found, "expired ones are gone")
+        must(await j.earlier(tenant=self.tenant) == found, "expired executions are not listed")
 
     async def rule_tenants_do_not_see_each_other(self, j: Journal) -> None:
         """Listing and counting never cross tenants."""
@@ -803,16 +804,16 @@ class AdminRules(Harness):
         claimed(await j.begin(self.request(self.key("theirs"), tenant="other-" + self.name)))
         for tenant, name in ((self.tenant, "mine"), ("other-" + self.name, "theirs")):
             listed = await j.list(tenant=tenant)
-            must([record.key for record in listed] == [self.key(name)], f"{tenant} sees only its own")
-            must(dict(await j.counts(tenant)) == {("tools/send", "inflight"): 1}, "and counts only its own")
-            must(tenant in await j.tenants(), "each is known to have claims")
+            must([record.key for record in listed] == [self.key(name)], f"{tenant} sees only its own claims")
+            must(dict(await j.counts(tenant)) == {("tools/send", "inflight"): 1}, "{tenant} counts only its own claims")
+            must(tenant in await j.tenants(), "a tenant with claims is among the tenants of the store")
 
     async def rule_list_is_newest_first(self, j: Journal) -> None:
         """Claims are listed newest first, filtered and limited."""
         keys = await self._fill(j)
         order = [record.key for record in await j.list(tenant=self.tenant)]
-        must(order == list(reversed(keys.values())), f"newest first: {order}")
-        must(len(await j.list(tenant=self.tenant, limit=2)) == 2, "at most as many as asked for")
+        must(order == list(reversed(keys.values())), f"claims are listed newest first, not as {order}")
+        must(len(await j.list(tenant=self.tenant, limit=2)) == 2, "a list has at most as many claims as its limit")
         wanted: tuple[dict[str, Any], ...] = ({}, {"state": "inflight"}, {"tool": "tools/send"}, {"session": "s-1"})
         for which in wanted:
             whole = [record.key for record in await j.list(tenant=self.tenant, **which)]
@@ -852,19 +853,19 @@ class AdminRules(Harness):
 
         for at in (1, listed[3].fence + 1_000, other.fence, listed[0].fence + 1_000):
             told, guessed = await behind(Cursor(at, theirs)), await behind(Cursor(at, self.key("none")))
-            must(told == guessed, f"a key of another tenant is like none: {told}, not {guessed}")
-        must(await behind(Cursor(other.fence, theirs)) == keys[-2::-1], "the moment counts")
-        must(await behind(Cursor(1, keys[0])) == [], "nothing is older")
-        must(await j.clear(places[2].id), "one is cleared")
+            must(told == guessed, f"a cursor at another tenant's key is like one at no key: {told}, not {guessed}")
+        must(await behind(Cursor(other.fence, theirs)) == keys[-2::-1], "a cursor of another tenant has its moment")
+        must(await behind(Cursor(1, keys[0])) == [], "a list before the first claim is empty")
+        must(await j.clear(places[2].id), "a claim is cleared")
         held = existing(await j.read(places[3].id)).current
         settled = await j.settle(held.key, held.version, done()) or 0
-        must(await behind(places[3]) == keys[-5::-1], "a settled one keeps its place")
+        must(await behind(places[3]) == keys[-5::-1], "a settled claim keeps its place in the list")
         claimed(await j.take_over(self.request(held.key, "call-2"), settled))
         left = [place.id for place in places if place not in places[2:4]]
         for n, place in enumerate(places):
             follow = left[min(n + 1, 2) if n < 4 else n - 1 :]
-            must(await behind(place) == follow, f"{n}: {await behind(place)}, not {follow}")
-        must(await behind(places[2], state="inflight") == left[2:], "of a state as well")
+            must(await behind(place) == follow, f"after claim {n} come {await behind(place)}, not {follow}")
+        must(await behind(places[2], state="inflight") == left[2:], "a list of one state goes on after a cursor, too")
 
     async def rule_counts_by_tool_and_state(self, j: Journal) -> None:
         """Live records by tool and state: stale if past the lease, unknown ones split by age, expired ones left out."""
@@ -877,20 +878,20 @@ class AdminRules(Harness):
                 await j.settle(key, held.version, failed(code, ttl_ms=3 * DAY_MS))
         await self.pass_ms(SHORT_MS + 50)
         found = {state: number for (tool, state), number in (await j.counts(self.tenant)).items() if number}
-        must(found == {"done": 2, "failed": 1, "unknown": 1, "inflight": 1, "stale": 1}, f"counted {found}")
+        must(found == {"done": 2, "failed": 1, "unknown": 1, "inflight": 1, "stale": 1}, f"{found} is not the count")
         if self.has_clock:
             for ms, expected in ((DAY_MS // 24, "unknown_1h"), (DAY_MS, "unknown_1d")):
                 await self.pass_ms(ms)
                 found = {state: n for (tool, state), n in (await j.counts(self.tenant)).items() if n}
-                must(found.get(expected) == 1 and "unknown" not in found, f"after {ms} ms: {found}")
+                must(found.get(expected) == 1 and "unknown" not in found, f"after {ms} ms {found} is counted")
 
     async def rule_a_cleared_claim_is_known_to_be_forgotten(self, j: Journal) -> None:
         """The holder of a cleared claim learns that it was forgotten on purpose."""
         request = self.request(self.key())
         held = claimed(await j.begin(request))
         await j.clear(request.key)
-        must(await j.settle(request.key, held.version, done()) is None, "the holder is fenced")
-        must(await j.forgotten(request, held.version), "and the store knows why")
+        must(await j.settle(request.key, held.version, done()) is None, "a cleared claim cannot be settled")
+        must(await j.forgotten(request, held.version), "the store knows that a version was forgotten")
 
     async def rule_a_claim_in_flight_shows_its_arguments(self, j: Journal) -> None:
         """Whoever must settle the claim of a lost worker sees its arguments; a settlement replaces them."""
@@ -899,31 +900,31 @@ class AdminRules(Harness):
             request = self.request(self.key(name), shown=shown)
             held = claimed(await j.begin(request))
             expected = shown or UNSET
-            must(existing(await j.read(request.key)).current.arguments == expected, "the record shows them")
+            must(existing(await j.read(request.key)).current.arguments == expected, "a record shows its arguments")
             (listed,) = [found for found in await j.list(tenant=self.tenant) if found.key == request.key]
-            must(listed.arguments == expected, "and so does the list")
-            must(await j.renew(request.key, held.version, TTL_MS), "the lease is extended")
-            must(existing(await j.read(request.key)).current.arguments == expected, "they stay with the lease")
+            must(listed.arguments == expected, "a list shows the arguments of a record in flight")
+            must(await j.renew(request.key, held.version, TTL_MS), "the holder renews")
+            must(existing(await j.read(request.key)).current.arguments == expected, "a renewal keeps the arguments")
             await j.settle(request.key, held.version, done())
-            must(existing(await j.read(request.key)).current.arguments is UNSET, "a settled record has none")
+            must(existing(await j.read(request.key)).current.arguments is UNSET, "a settled record shows no arguments")
         request = self.request(self.key("taken"), shown="before", lease_ms=1)
         held = claimed(await j.begin(request))
         taken = request._replace(identity="call-2", shown="after")
         claimed(await j.take_over(taken, held.version))
-        must(existing(await j.read(request.key)).current.arguments == "after", "whoever takes over shows his own")
+        must(existing(await j.read(request.key)).current.arguments == "after", "a takeover shows its own arguments")
 
     async def rule_a_call_keeps_its_first_mark(self, j: Journal) -> None:
         """The first to mark a call binds it for the TTL of a result; a mark is neither a claim nor a record."""
         call, other, most = self.key("call"), self.key("other"), 2**63 - 1
         first, second, third = (self.request(self.key(name), name, pin=(call, 7)) for name in ("one", "two", "three"))
         held = claimed(await j.begin(first))
-        must(await j.begin(first._replace(pin=(call, most))) == Pinned(7), "a later mark is not kept")
-        must(await j.begin(second._replace(pin=(call, most))) == Pinned(7), "whatever is asked for")
-        must(await j.read(second.key, "two") is None, "and nothing is claimed")
-        must(existing(await j.begin(first)).current.version == held.version, "the same again changes nothing")
+        must(await j.begin(first._replace(pin=(call, most))) == Pinned(7), "a later mark does not replace the first")
+        must(await j.begin(second._replace(pin=(call, most))) == Pinned(7), "a mark binds its call for every key")
+        must(await j.read(second.key, "two") is None, "a call that is bound to other arguments claims nothing")
+        must(existing(await j.begin(first)).current.version == held.version, "a call with its mark is shown its claim")
         await j.settle(first.key, held.version, done())
-        must(existing(await j.begin(first)).current.state == "done", "nor when it is settled")
-        must(await j.begin(third._replace(pin=(call, 8))) == Pinned(7), "and the mark stays")
+        must(existing(await j.begin(first)).current.state == "done", "a call with its own mark is shown its result")
+        must(await j.begin(third._replace(pin=(call, 8))) == Pinned(7), "a mark stays when its claim is settled")
         claimed(await j.begin(second._replace(pin=(other, most))))
         must(await j.begin(third._replace(pin=(other, 7))) == Pinned(most), "each call has a mark of its own")
         must(await j.read(call) is None and len(await j.list(tenant=self.tenant)) == 2, "a mark is no record")
@@ -946,9 +947,9 @@ class AdminRules(Harness):
         await j.settle(dead, held.version, done(ttl_ms=SHORT_MS))
         await self.pass_ms(SHORT_MS + 50)
         await j.sweep()
-        must(await j.sweep() == 0, "what was swept is gone")
+        must(await j.sweep() == 0, "a second sweep finds nothing to drop")
         must(await j.read(dead) is None, "an expired record is gone")
-        must(await j.read(live) is not None, "an in-flight record past its lease is not")
+        must(await j.read(live) is not None, "an in-flight record past its lease is not swept")
 
     async def _fill(self, j: Journal) -> dict[tuple[str, str], str]:
         keys: dict[tuple[str, str], str] = {}
@@ -988,7 +989,7 @@ class WaitRules(Harness):
         for _ in range(2):
             started = time.monotonic()
             await j.wait(self.key(), held.version, 0.05)
-            must(time.monotonic() - started >= 0.04, "it waited")
+            must(time.monotonic() - started >= 0.04, "a waiter waits until its timeout")
 
     async def rule_settle_wakes_all_waiters(self, j: Journal) -> None:
         """Every waiter learns of the outcome."""
@@ -1021,7 +1022,7 @@ class WaitRules(Harness):
             return 0.0
 
         waited = await self.together(j, [leave, self._later(settle, 0.4), *[self._wait(key, held.version)] * WAITERS])
-        must(max(waited[2:]) < PATIENCE_S / 2, "the others were woken")
+        must(max(waited[2:]) < PATIENCE_S / 2, "the waiters that stayed are woken")
 
     async def rule_one_waiter_takes_over(self, j: Journal) -> None:
         """When the leader fails, exactly one waiter takes over."""
@@ -1063,13 +1064,13 @@ class WaitRules(Harness):
         await j.settle(key, held.version, done())
         while thread.is_alive():
             await self.sleep(0.01)
-        must(waited and waited[0] < PATIENCE_S / 2, "the other face was woken")
+        must(waited and waited[0] < PATIENCE_S / 2, "a waiter of the other face is woken")
 
     async def _woken_by(self, j: Journal, act: Act) -> None:
         key, held = await self.held(j)
         later = self._later(lambda _: act(key, held.version), 0.2)
         waited = await self.together(j, [later, *[self._wait(key, held.version)] * WAITERS])
-        must(max(waited) < PATIENCE_S / 2, f"the waiters were woken, not after {waited} s")
+        must(max(waited) < PATIENCE_S / 2, f"the waiters are woken at once, not after {waited} s")
 
     def _later(self, act: Callable[[Journal], Awaitable[object]], seconds: float) -> Step[float]:
         async def later(journal: Journal) -> float:
@@ -1090,7 +1091,7 @@ class WaitRules(Harness):
     async def _returns_soon(self, j: Journal, key: str, version: int) -> None:
         started = time.monotonic()
         await j.wait(key, version, PATIENCE_S)
-        must(time.monotonic() - started < PATIENCE_S / 2, "there was nothing to wait for")
+        must(time.monotonic() - started < PATIENCE_S / 2, "a wait with nothing to wait for returns at once")
 
 
 WRITERS, EACH = 8, 15
@@ -1107,19 +1108,19 @@ class LogRules(Harness):
         existing(await j.take_over(self.request(key, "call-2"), held.version + 7, self.rows(run, "lost")))
         await j.settle(key, held.version, done(), self.rows(run, "call.finished", "decision"))
         events = await j.events(run)
-        must([event.type for event in events] == ["call.started", "call.finished", "decision"], "as it happened")
-        must([event.seq for event in events] == [0, 1, 2], "numbered from 0 without a gap")
+        must([event.type for event in events] == ["call.started", "call.finished", "decision"], "events are in order")
+        must([event.seq for event in events] == [0, 1, 2], "events are numbered from 0 without a gap")
 
     async def rule_event_comes_back_as_written(self, j: Journal) -> None:
         """Place, links, payload and metadata of an event are preserved."""
         run = self.key("run")
         place = b'"lane":"0/1","index":7,"call":"c","parent":"p"'
         body = b'{%b,"payload":{"a":[1.5,null,"\xc3\xa4"]},"meta":{"ms":3},"v":1}' % place
-        must(await j.append(run, [Row(run, "call.started", 1234, body)]) == 0, "the first number is 0")
+        must(await j.append(run, [Row(run, "call.started", 1234, body)]) == 0, "the first event has number 0")
         (event,) = await j.events(run)
-        must((event.run, event.seq, event.type, event.at_ms) == (run, 0, "call.started", 1234), "the line")
-        must((event.lane, event.index, event.call, event.parent) == ("0/1", 7, "c", "p"), "its place")
-        must(event.payload == {"a": [1.5, None, "ä"]} and event.meta == {"ms": 3}, "its content")
+        must((event.run, event.seq, event.type, event.at_ms) == (run, 0, "call.started", 1234), "its line is kept")
+        must((event.lane, event.index, event.call, event.parent) == ("0/1", 7, "c", "p"), "its place is kept")
+        must(event.payload == {"a": [1.5, None, "ä"]} and event.meta == {"ms": 3}, "the event's content is kept")
 
     async def rule_append_is_gap_free(self, j: Journal) -> None:
         """Many writers to one run: every number once, each writer's rows together and in order."""
@@ -1134,7 +1135,7 @@ class LogRules(Harness):
 
         told = await self.together(j, [writer(name) for name in range(WRITERS)])
         events = await j.events(run, limit=10 * WRITERS * EACH)
-        must([event.seq for event in events] == list(range(2 * WRITERS * EACH)), "no gap, nothing twice")
+        must([event.seq for event in events] == list(range(2 * WRITERS * EACH)), "events are numbered one by one")
         for first, kind in (item for answers in told for item in answers.items()):
             must(events[first].type == kind, "a writer is told the number its first row really got")
         must(sum(map(len, told)) == WRITERS * EACH, "no number is told twice")
@@ -1145,20 +1146,20 @@ class LogRules(Harness):
     async def rule_event_ranges(self, j: Journal) -> None:
         """Events are read by range, in order, at most as many as requested."""
         run = self.key("run")
-        must(await j.append(run, self.rows(run, *map(str, range(10)))) == 0, "the first number")
-        must(await j.append(run, self.rows(run, *map(str, range(10, 20)))) == 10, "the next one")
+        must(await j.append(run, self.rows(run, *map(str, range(10)))) == 0, "the first events start at number 0")
+        must(await j.append(run, self.rows(run, *map(str, range(10, 20)))) == 10, "later events follow the first ones")
 
         async def seqs(**which: int | None) -> list[int]:
             return [event.seq for event in await j.events(run, **which)]  # type: ignore[arg-type]
 
-        must(await seqs(start=5, stop=8) == [5, 6, 7], "start included, stop not")
-        must(await seqs(start=18) == [18, 19], "to the end")
-        must(await seqs(limit=3) == [0, 1, 2], "a limit")
-        must(await seqs(start=3, stop=10, limit=2) == [3, 4], "all three")
-        must(await seqs(start=20) == [] and await seqs(start=7, stop=7) == [], "nothing there")
+        must(await seqs(start=5, stop=8) == [5, 6, 7], "a range includes its start and excludes its stop")
+        must(await seqs(start=18) == [18, 19], "a range without a stop goes to the end")
+        must(await seqs(limit=3) == [0, 1, 2], "a limit ends a range")
+        must(await seqs(start=3, stop=10, limit=2) == [3, 4], "start, stop and limit work together")
+        must(await seqs(start=20) == [] and await seqs(start=7, stop=7) == [], "an empty range has no events")
         must(await seqs(start=-1, limit=2) == [0, 1], "a negative start means the first event")
         must(await seqs(stop=-1) == [] and await seqs(limit=-1) == [], "a negative stop or limit means no event")
-        must(await j.events(self.key("no-such-run")) == [], "no such run")
+        must(await j.events(self.key("no-such-run")) == [], "a run that does not exist has no events")
 
     async def rule_runs_do_not_mix(self, j: Journal) -> None:
         """Two runs written concurrently keep their own events and numbers."""
@@ -1174,23 +1175,23 @@ class LogRules(Harness):
 
         await self.together(j, [writer(run) for run in runs])
         for run in runs:
-            must([event.type for event in await j.events(run)] == [f"{run}.{n}" for n in range(EACH)], "its own events")
+            must([event.type for event in await j.events(run)] == [f"{run}.{n}" for n in range(EACH)], "runs are apart")
 
     async def rule_opening_a_run_twice_keeps_the_first(self, j: Journal) -> None:
         """A manifest is inserted once, replaced only on purpose, and may come after the first event."""
         run = self.key("run")
-        must(await j.manifest(run) is None, "there is no such run yet")
+        must(await j.manifest(run) is None, "a run that does not exist has no manifest")
         await j.append(run, self.rows(run, "early"))
-        must(await j.manifest(run) is None, "an event is no manifest")
+        must(await j.manifest(run) is None, "a run with only an event has no manifest")
         await j.open_run(self.manifest(run))
         await j.open_run(self.manifest(run, name="again", status="failed"))
-        must(await j.manifest(run) == self.manifest(run), "the first one stays")
+        must(await j.manifest(run) == self.manifest(run), "opening a run again keeps its first manifest")
         finished = self.manifest(
             run, status="completed", finished_at_ms=2_000, tags={"a": "b"}, code=CodeVersion(commit="c")
         )
         await j.update_run(finished)
-        must(await j.manifest(run) == finished, "updating replaces it")
-        must(len(await j.events(run)) == 1, "events are untouched")
+        must(await j.manifest(run) == finished, "updating a run replaces its manifest")
+        must(len(await j.events(run)) == 1, "updating a run leaves its events untouched")
 
     async def rule_runs_are_listed_newest_first(self, j: Journal) -> None:
         """By tenant, id prefix, name and status, page by page."""
@@ -1204,13 +1205,13 @@ class LogRules(Harness):
         async def ids(**which: object) -> list[str]:
             return [manifest.id for manifest in await j.runs(tenant=self.tenant, **which)]  # type: ignore[arg-type]
 
-        must(await ids() == newest, "newest first, equal times by id")
-        must(await ids(limit=2) == newest[:2], "a page")
-        must(await ids(limit=2, before=Cursor(1_001, newest[1])) == newest[2:4], "the next page")
-        must(await ids(name="n1") == [names[4], names[1]], "by name")
-        must(await ids(status="completed") == [names[3], names[1]], "by status")
-        must(await ids(prefix="2-run") == [names[2]], "by the beginning of the id")
-        must(await ids(prefix="9") == [], "nothing fits")
+        must(await ids() == newest, "runs are listed newest first, then by id")
+        must(await ids(limit=2) == newest[:2], "a limited list has the newest runs")
+        must(await ids(limit=2, before=Cursor(1_001, newest[1])) == newest[2:4], "a cursor leads to the next runs")
+        must(await ids(name="n1") == [names[4], names[1]], "runs are filtered by name")
+        must(await ids(status="completed") == [names[3], names[1]], "runs are filtered by status")
+        must(await ids(prefix="2-run") == [names[2]], "runs are filtered by the beginning of their id")
+        must(await ids(prefix="9") == [], "a prefix that no run has gives an empty list")
 
     async def rule_a_list_of_runs_goes_on_whatever_happened(self, j: Journal) -> None:
         """A deleted run hides none of those after it, and a cursor reveals nothing about other tenants."""
@@ -1224,13 +1225,13 @@ class LogRules(Harness):
             return [manifest.id for manifest in await j.runs(tenant=self.tenant, before=Cursor(at, run))]
 
         for at in (1, 1_000, 1_001, 1_002, 9_999):
-            must(await behind(at, theirs) == await behind(at, theirs + "?"), "another tenant's run is like none")
-        must(await j.delete_run(names[2]), "one is deleted")
-        must(await behind(1_001, names[2]) == [names[1], names[0]], "the list goes on behind it")
-        must(await behind(1_001, names[3]) == [names[1], names[0]], "and without it")
+            must(await behind(at, theirs) == await behind(at, theirs + "?"), "a cursor reveals no other tenant's run")
+        must(await j.delete_run(names[2]), "a run is deleted")
+        must(await behind(1_001, names[2]) == [names[1], names[0]], "a list goes on after a cursor at a deleted run")
+        must(await behind(1_001, names[3]) == [names[1], names[0]], "a list does not have a deleted run")
         await j.update_run(self.manifest(names[0], started_at_ms=1_003))
-        must(await behind(9_999, "") == [names[0], names[4], names[3], names[1]], "a new start is a new place")
-        must(await behind(1_003, names[0]) == [names[4], names[3], names[1]], "and what follows, follows")
+        must(await behind(9_999, "") == [names[0], names[4], names[3], names[1]], "a new start moves the run")
+        must(await behind(1_003, names[0]) == [names[4], names[3], names[1]], "older runs follow a run that moved")
 
     async def rule_deleting_a_run(self, j: Journal) -> None:
         """Manifest and events are deleted together; other runs stay."""
@@ -1238,9 +1239,9 @@ class LogRules(Harness):
         for name in (run, other):
             await j.open_run(self.manifest(name))
             await j.append(name, self.rows(name, "a", "b"))
-        must(await j.delete_run(run), "there is something to delete")
-        must(not await j.delete_run(run), "but only once")
-        must(await j.manifest(run) is None and await j.events(run) == [], "nothing is left")
+        must(await j.delete_run(run), "an existing run is deleted")
+        must(not await j.delete_run(run), "a deleted run cannot be deleted again")
+        must(await j.manifest(run) is None and await j.events(run) == [], "a deleted run has nothing left")
         must(len(await j.events(other)) == 2, "another run is untouched")
         must(await j.append(run, self.rows(run, "a")) == 0, "the name can be used anew")
 
@@ -1259,20 +1260,21 @@ class LogRules(Harness):
     async def rule_breakers_keep_the_newest_epoch(self, j: Journal) -> None:
         """State is stored per tenant; an older epoch never replaces a newer one, an equal one may."""
         key = self.key("breaker")
-        await j.save_breaker(self.tenant, BreakerRow(key, "OPEN", 3, 99, "tripped", 1, "a"))
+        newer = BreakerRow(key, "OPEN", 3, 99, "tripped", 1, "a")
+        await j.save_breaker(self.tenant, newer)
         await j.save_breaker(self.tenant, BreakerRow(key, "CLOSED", 2, 0, "stale", 2, "b"))
-        must(await j.load_breakers(self.tenant) == [BreakerRow(key, "OPEN", 3, 99, "tripped", 1, "a")], "3 beats 2")
+        must(await j.load_breakers(self.tenant) == [newer], "an older epoch does not replace a newer one")
         await j.save_breaker(self.tenant, BreakerRow(key, "FORCED_OPEN", 3, 0, "operator", 3, "c"))
         await j.save_breaker(self.tenant, BreakerRow(key + "x", "OPEN", 1, 5, "", 1))
         rows = sorted(await j.load_breakers(self.tenant))
-        must([row.state for row in rows] == ["FORCED_OPEN", "OPEN"], "an equal epoch replaces; others stand beside")
-        must(await j.load_breakers("other-" + self.name) == [], "another tenant has none")
+        must([row.state for row in rows] == ["FORCED_OPEN", "OPEN"], "an equal epoch replaces its own breaker only")
+        must(await j.load_breakers("other-" + self.name) == [], "another tenant does not see the breakers")
 
     async def rule_ping_says_what_it_is(self, j: Journal) -> None:
         """A ping returns the store's kind and whether it is durable."""
         answer = await j.ping()
-        must(answer["durable"] in (False, j.durable), "it knows whether it is durable, as its server is set up")
-        must(self.store.url, "it has an address")
+        must(answer["durable"] in (False, j.durable), "a ping says whether the store is durable")
+        must(self.store.url, "a store has a URL")
 
 
 PROCESSES, KEYS = 4, 25
@@ -1287,14 +1289,14 @@ class ProcessRules(Harness):
     async def process_rule_one_of_many_processes_begins(self, j: Journal) -> None:
         """Processes that race for the same keys: each key is claimed by exactly one."""
         won = self._race("begin")
-        must(sorted(key for keys in won for key in keys) == list(range(KEYS)), f"each key once: {won}")
+        must(sorted(key for keys in won for key in keys) == list(range(KEYS)), f"each key is claimed once: {won}")
 
     async def process_rule_log_is_gap_free_across_processes(self, j: Journal) -> None:
         """Several processes write to one run: every number once."""
         self._race("append")
         events = await j.events(self.key("run"), limit=10 * PROCESSES * KEYS)
-        must([event.seq for event in events] == list(range(PROCESSES * KEYS)), "no gap, nothing twice")
-        must(len({event.type for event in events}) == PROCESSES * KEYS, "nothing lost")
+        must([event.seq for event in events] == list(range(PROCESSES * KEYS)), "events are numbered one by one")
+        must(len({event.type for event in events}) == PROCESSES * KEYS, "no event is lost")
 
     async def process_rule_killed_between_claim_and_settle(self, j: Journal) -> None:
         """A claim whose process died stays claimed, is shown past its lease, and goes to exactly one successor."""
@@ -1309,13 +1311,13 @@ class ProcessRules(Harness):
         seen = existing(await j.begin(self.request(key, "call-2")))
         must((seen.current.state, seen.current.version) == ("inflight", version), "the claim outlives its process")
         events = await j.events(self.key("run"))
-        must([event.type for event in events] == ["call.started"], "and so does the event written with it")
+        must([event.type for event in events] == ["call.started"], "an event written with a claim outlives its process")
         successors = await self.together(
             j,
             [lambda journal, n=n: journal.take_over(self.request(key, f"next-{n}"), version) for n in range(4)],  # type: ignore[misc]
         )
-        must(sum(isinstance(answer, Claimed) for answer in successors) == 1, "exactly one takes it over")
-        must(await j.settle(key, version, done()) is None, "the dead one's version is fenced")
+        must(sum(isinstance(answer, Claimed) for answer in successors) == 1, "exactly one successor takes a claim over")
+        must(await j.settle(key, version, done()) is None, "the version of a dead process is fenced")
 
     async def process_rule_settle_in_another_process_wakes(self, j: Journal) -> None:
         """A waiter learns of a settlement in another process long before its timeout."""
@@ -1326,8 +1328,8 @@ class ProcessRules(Harness):
         here.send("settle soon")
         started = time.monotonic()
         await j.wait(self.key(), version, 60)
-        must(time.monotonic() - started < 30, "it was woken")
-        must(existing(await j.read(self.key())).current.state == "done", "because the claim is settled")
+        must(time.monotonic() - started < 30, "a waiter is woken by another process")
+        must(existing(await j.read(self.key())).current.state == "done", "a waiter is woken by the settlement")
         child.join()
 
     def _race(self, what: str) -> list[list[int]]:
@@ -1340,7 +1342,7 @@ class ProcessRules(Harness):
             child.start()
             there.close()  # so that the pipe ends with its process
         for here, _ in pipes:
-            must(here.recv() == "ready", "a process did not start")
+            must(here.recv() == "ready", "each process of the race starts")
         for here, _ in pipes:
             here.send("go")
         results = [here.recv() for here, _ in pipes]
