@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
+from antiphon._asgi import Disconnected, Receive, TooLarge, read_body
 from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
 from antiphon.adapters._pending import PendingCall, making, run, run_async
 from antiphon.contract.result import ToolResultEnvelope
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 WSGIApplication = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -164,10 +164,8 @@ class _Middleware(Generic[A, S, G]):
             raise _Refused(400, "idempotency_key_invalid", f"The Idempotency-Key header must be {what}.")
         return key
 
-    def _fits(self, size: int) -> None:
-        if size > self._max_body:
-            detail = f"The body of this operation can have {self._max_body} bytes at most."
-            raise _Refused(413, "body_too_large", detail)
+    def _too_large(self) -> _Refused:
+        return _Refused(413, "body_too_large", f"The body of this operation can have {self._max_body} bytes at most.")
 
     def _envelope(self, key: str, principal: object, arguments: dict[str, Any]) -> dict[str, Any]:
         """The call that represents the request."""
@@ -292,7 +290,7 @@ class IdempotencyKey(_Middleware[Application, Scope, AsyncGateway]):
             principal = self._principal(scope)
             if isinstance(principal, Awaitable):
                 principal = await principal
-            body = await self._read(receive)
+            body = await read_body(receive, self._max_body)
             kind = next((value for name, value in headers if name == b"content-type"), "")
             query = bytes(scope.get("query_string", b"")).decode("latin-1")
             path = scope.get("root_path", "") + scope["path"]
@@ -300,7 +298,10 @@ class IdempotencyKey(_Middleware[Application, Scope, AsyncGateway]):
         except _Refused as refused:
             await _send(refused.response, send)
             return
-        except _Disconnected:
+        except TooLarge:
+            await _send(self._too_large().response, send)
+            return
+        except Disconnected:
             return
         running = _Running(self._app, scope, receive, body)
         request = _Request(lambda _: self._respond(running))
@@ -314,17 +315,6 @@ class IdempotencyKey(_Middleware[Application, Scope, AsyncGateway]):
             await running.end(error)
             raise
         await running.end()
-
-    async def _read(self, receive: Receive) -> bytes:
-        body, more = bytearray(), True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise _Disconnected
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-            self._fits(len(body))
-        return bytes(body)
 
     async def _respond(self, running: _Running) -> dict[str, Any]:
         return self._kept(await running.response())
@@ -392,10 +382,6 @@ class _Running:
                 await self._sent.wait()
 
 
-class _Disconnected(Exception):
-    """The client disconnected before its request was complete."""
-
-
 async def _send(response: _Response, send: Send) -> None:
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
@@ -449,9 +435,11 @@ class IdempotencyKeyWSGI(_Middleware[WSGIApplication, dict[str, Any], Gateway]):
             size = -1
         else:
             size = int(environ.get("CONTENT_LENGTH") or 0)
-            self._fits(size)
+        if size > self._max_body:
+            raise self._too_large()
         body: bytes = environ["wsgi.input"].read(self._max_body + 1 if size < 0 else size)
-        self._fits(len(body))
+        if len(body) > self._max_body:
+            raise self._too_large()
         if len(body) < int(environ.get("CONTENT_LENGTH") or 0):
             detail = "The body of this request ended early. Nothing was processed. Send the whole request again."
             raise _Refused(400, "body_incomplete", detail)

@@ -20,6 +20,7 @@ from urllib.parse import unquote
 
 import httpx
 
+from antiphon._asgi import Disconnected, TooLarge, read_body
 from antiphon.adapters import _mcp, _retries, _wire
 from antiphon.adapters.httpx import async_transport
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen
@@ -29,7 +30,7 @@ from antiphon.host.api_keys import KeyRing
 from antiphon.host.http import CLOSING
 from antiphon.host.http.endpoint import host_name, is_loopback, is_of_other_site
 from antiphon.ops.app import Antiphon
-from antiphon.proxy.clients import ClientDisconnected, Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
+from antiphon.proxy.clients import Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
 from antiphon.proxy.costs import Unrecorded, unrecorded
 from antiphon.proxy.mcp import McpGuard, is_known
 from antiphon.proxy.options import Breakers, ToolRules, deadline_of
@@ -128,7 +129,7 @@ class Proxy:
         answer = Reply(send)
         try:
             await self._route(scope, receive, answer)
-        except ClientDisconnected:
+        except Disconnected:
             return
         except Refused as refused:
             await answer.refuse(refused)
@@ -275,7 +276,11 @@ class Proxy:
         upstream = self._settings.upstreams.get(name)
         if upstream is None:
             raise NotFound(f"There is no upstream {name!r}.", hint=self._known())
-        body = await self._body(receive, named)
+        most = self._settings.max_body_bytes
+        try:
+            body = await read_body(receive, most, named.get("content-length", ""))
+        except TooLarge:
+            raise Refused(413, "payload_too_large", f"The body is larger than {most} bytes.") from None
         return Request(
             scope["method"],
             upstream,
@@ -290,24 +295,6 @@ class Proxy:
             None if upstream.mcp else _model_call(scope["method"], slash + path, body),
             deadline_of(named.get("antiphon-deadline"), self._settings.timeout_s),
         )
-
-    async def _body(self, receive: Any, named: Mapping[str, str]) -> bytes:
-        most = self._settings.max_body_bytes
-        declared = named.get("content-length", "")
-        if declared.isdigit() and int(declared) > most:
-            raise _too_large(most)
-        chunks: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnected
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > most:
-                raise _too_large(most)
-            if not message.get("more_body"):
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     # -- to the upstream -----------------------------------------------------------------------------------------
 
@@ -399,7 +386,7 @@ class Proxy:
                     async for chunk in response.stream:
                         await answer.chunk(chunk)
             await answer.finish()
-        except ClientDisconnected:
+        except Disconnected:
             await response.aclose()  # records that the reader left
             raise
         except httpx.RequestError as error:
@@ -451,10 +438,6 @@ def _resuming(request: Request, after: str) -> Request:
     headers = [(name, value) for name, value in request.headers if name.lower() not in left_out]
     headers += [(b"accept", b"text/event-stream"), (b"last-event-id", after.encode("latin-1"))]
     return request._replace(method="GET", headers=headers, body=b"")
-
-
-def _too_large(most: int) -> Refused:
-    return Refused(413, "payload_too_large", f"The body is larger than {most} bytes.")
 
 
 def _not_sent(refusal: Refusal) -> Exception:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from antiphon._asgi import Disconnected
 from antiphon.adapters import _mcp
 from antiphon.adapters._wire import ModelCall
 from antiphon.proxy.upstreams import Headers, Upstream
@@ -51,10 +52,6 @@ class Request(NamedTuple):
     """The message to an MCP server that it brings, if any."""
 
 
-class ClientDisconnected(Exception):
-    """The client has disconnected."""
-
-
 async def wait_for_disconnect(receive: Any) -> None:
     """Wait until the client disconnects or has its response."""
     await asyncio.sleep(0)  # let the request to the upstream start first
@@ -63,7 +60,7 @@ async def wait_for_disconnect(receive: Any) -> None:
 
 
 class abort_on_disconnect:  # noqa: N801 (used like a function)
-    """Raises :class:`ClientDisconnected` in the current task as soon as *disconnect* is done."""
+    """Raises :class:`Disconnected` in the current task as soon as *disconnect* is done."""
 
     __slots__ = ("_aborted", "_disconnect", "_over", "_task")
 
@@ -90,7 +87,7 @@ class abort_on_disconnect:  # noqa: N801 (used like a function)
         self._disconnect.remove_done_callback(self._abort)
         if self._aborted:
             self._task.uncancel()
-            raise ClientDisconnected from None
+            raise Disconnected from None
 
 
 class Reply:

@@ -23,6 +23,7 @@ from typing import Any
 
 import orjson
 
+from antiphon._asgi import Disconnected
 from antiphon._gateway.ids import uuid7
 from antiphon._replay.recording import Recording
 from antiphon._scope import RunScope, current_scope, running_site, without_run
@@ -33,7 +34,7 @@ from antiphon.contract.spec import DidNotHappen, ToolSpec
 from antiphon.decide.lost import LostAnswers
 from antiphon.errors import AntiphonError, StoreError
 from antiphon.ops.app import Antiphon
-from antiphon.proxy.clients import ClientDisconnected, Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
+from antiphon.proxy.clients import Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
 from antiphon.proxy.options import ToolRule, ToolRules, first_of
 from antiphon.proxy.runs import AnswerOrigin, answer_origin
 from antiphon.proxy.upstreams import Headers, end_to_end_headers
@@ -232,7 +233,7 @@ class McpGuard:
             task.add_done_callback(settled)
             try:
                 await self._deliver(exchange, task, disconnect, answer)
-            except ClientDisconnected:
+            except Disconnected:
                 if self.unapproved_key(equal) != key:
                     lost.lost(equal, key, now())
                 raise
@@ -267,14 +268,14 @@ class McpGuard:
     async def _deliver(
         self, exchange: _Exchange, task: asyncio.Task[Given], disconnect: asyncio.Future[None], answer: Reply
     ) -> None:
-        """Send the answer; raise :class:`ClientDisconnected` if the client leaves before the last byte is written."""
+        """Send the answer; raise :class:`Disconnected` if the client leaves before the last byte is written."""
         try:
             async with abort_on_disconnect(disconnect):
                 last = await exchange.deliver(task, answer)
                 await asyncio.sleep(0)  # lets a disconnect be noticed
             if disconnect.done():
-                raise ClientDisconnected
-        except ClientDisconnected:
+                raise Disconnected
+        except Disconnected:
             log.debug("the answer to %s is lost: its client has left", exchange.asked.id)
             exchange.detach()
             if exchange.rule.ends_with_client:

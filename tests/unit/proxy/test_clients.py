@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from antiphon.proxy.clients import ClientDisconnected, abort_on_disconnect
+from antiphon._asgi import Disconnected
+from antiphon.proxy.clients import abort_on_disconnect
 
 
 def test_a_client_that_leaves_ends_the_block() -> None:
@@ -16,7 +17,7 @@ def test_a_client_that_leaves_ends_the_block() -> None:
         async with abort_on_disconnect(disconnect):
             await asyncio.Event().wait()
 
-    with pytest.raises(ClientDisconnected):
+    with pytest.raises(Disconnected):
         asyncio.run(served())
 
 

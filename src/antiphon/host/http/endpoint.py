@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
+from antiphon._asgi import Disconnected, TooLarge, read_body
 from antiphon._gateway.ids import uuid7
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.host.api_keys import Principal, Role
@@ -159,7 +160,7 @@ def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Respo
             request.state.release = host.admit(principal.tenant)
             tell(request, tenant=principal.tenant)
             return await Fair(handler(request, host, principal), host.shares, principal.tenant)
-        except ClientDisconnect:
+        except Disconnected:
             return error(400, "client_disconnected", "The request is incomplete.")
         except Exception as problem:
             found = failure(problem)
@@ -181,18 +182,10 @@ def tell(request: Request, **fields: str) -> None:
 async def body_of(request: Request, host: Host) -> dict[str, Any]:
     """The JSON object in a request body; an empty body is an empty object."""
     limit = host.settings.max_body_bytes
-    too_large = Rejected(413, "payload_too_large", f"The body is larger than {limit} bytes.")
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise too_large
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise too_large
-        chunks.append(chunk)
-    data = b"".join(chunks)
+    try:
+        data = await read_body(request.receive, limit, request.headers.get("content-length", ""))
+    except TooLarge:
+        raise Rejected(413, "payload_too_large", f"The body is larger than {limit} bytes.") from None
     if not data:
         return {}
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
