@@ -4,7 +4,7 @@
     uvicorn examples.fastapi_approval:api             # serve it
 
 Opening the link shows the exact call and a form. Only the form decides, so a mail scanner that follows the link does no
-harm. What was approved runs once, with these arguments; another amount asks anew.
+harm. What was approved runs once, with these arguments; another amount creates a new request.
 """
 
 import asyncio

@@ -267,7 +267,7 @@ def expired_approval(desk: Desk) -> None:
     desk.declare(approval_ttl=0.001)
     approval = desk.asked()
     _let_pass(2)
-    with pytest.raises(InvalidInput, match="is over"):
+    with pytest.raises(InvalidInput, match="expired"):
         desk.decide(approval)
     assert desk.asked() != approval
 

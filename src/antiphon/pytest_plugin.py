@@ -133,7 +133,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def _note_late(config: pytest.Config, replay: Replay, what: str) -> None:
     """Note a call made after the end of its replayed test; it was refused and fails the session."""
-    line = f"{replay.title} tried after its end, and was refused: {what}"
+    line = f"{replay.title} tried this after its end and was refused: {what}"
     if line not in config.stash[_late]:
         config.stash[_late].append(line)
 
@@ -246,7 +246,7 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
     if mode == "rewrite" or (mode == "record" and not path.exists()):
         other = item.config.stash[_written].setdefault(path, item.nodeid)
         if other != item.nodeid:
-            text = f"{path} was recorded by {other} just now. Give each test that is recorded a path of its own."
+            text = f"{path} was just recorded by {other}. Give each test that is recorded a path of its own."
             pytest.fail(text, pytrace=False)
         with _recorded(app, item, path) as run:
             yield run
@@ -337,7 +337,7 @@ def _keep_verdict(
     head = recording.manifest
     reasons = [one["message"] for one in found[:5]]
     if error is not None and not reasons:
-        reasons = [f"the replay did what was recorded, then the test failed with {type(error).__name__}"]
+        reasons = [f"the replay matched the recording, then the test failed with {type(error).__name__}"]
     status = "fail" if reasons else "pass"
     report = {
         "sourceRun": head.id,

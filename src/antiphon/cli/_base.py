@@ -332,7 +332,7 @@ _NO_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def _no_address(host: str, error: OSError) -> errors.InvalidInput:
-    text = f"{host} is no address of this machine: {error.strerror}."
+    text = f"{host} is not an address of this machine: {error.strerror}."
     return errors.InvalidInput(text, hint="Choose another: --host ADDRESS")
 
 
@@ -379,9 +379,9 @@ ratio = _number(float, 0, 1, "between 0 and 1")
 
 def ask(question: str) -> None:
     """Go on only if a person says so."""
-    hint = "Answer the question at a terminal, or give --yes."
+    hint = "Answer at a terminal, or give --yes."
     if not sys.stdin.isatty():
-        raise errors.InvalidInput(f"{question} Nobody is there to answer, so nothing was changed.", hint=hint)
+        raise errors.InvalidInput(f"{question} There is no terminal to ask at, so nothing was changed.", hint=hint)
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise errors.InvalidInput("Nothing was changed.")
@@ -394,7 +394,7 @@ def prompt_in(file: str) -> str:
     except OSError as error:
         raise errors.InvalidInput(f"The prompt {file} cannot be read: {error.strerror}.", path="prompt") from None
     except UnicodeDecodeError as error:
-        text = f"The prompt {file} is not UTF-8 text: byte {error.start + 1} does not fit."
+        text = f"The prompt {file} is not UTF-8 text: byte {error.start + 1} is invalid."
         raise errors.InvalidInput(text, hint="Save it as UTF-8.", path="prompt") from None
 
 

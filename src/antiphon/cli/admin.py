@@ -54,11 +54,11 @@ _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
     argument("--value", metavar="JSON", help="resolve --happened: the result that duplicates get"),
     flag("--no-value", "resolve --happened: the call returns nothing"),
     argument(
-        "--version", type=positive_int, metavar="N", help="resolve: this version of the claim, as list --json has it"
+        "--version", type=positive_int, metavar="N", help="resolve: this version of the claim, as list --json shows it"
     ),
-    flag("--in-flight", "flush, clear, resolve: also claims in flight; an equal call then runs beside them"),
+    flag("--in-flight", "flush, clear, resolve: also claims in flight; an equal call may then run at the same time"),
     flag("--unknown", "flush, clear: also unknown outcomes; an equal call then runs again"),
-    flag("--yes", "do not ask"),
+    flag("--yes", "do not ask for confirmation"),
     flag("--dry-run", "resolve: check it and change nothing"),
     argument("--reason", default="", help="recorded in the audit log"),
     argument("--limit", type=positive_int, default=50, metavar="N", help="list: at most N claims (default 50)"),
@@ -270,7 +270,7 @@ def _claims(found: list[dict[str, Any]], tenant: str | None, *, more: bool) -> I
         help="force-open: for how long",
     ),
     argument("--reason", default="", help="shown to callers and recorded in the audit log"),
-    flag("--dry-run", "say what would change and change nothing"),
+    flag("--dry-run", "only say what would change"),
     CONFIG,
     JSON,
 )
@@ -425,7 +425,9 @@ def models(arguments: argparse.Namespace) -> int:
 
 
 @command(
-    argument("--older-than", type=non_negative_number, metavar="DAYS", help="delete runs that ended longer ago"),
+    argument(
+        "--older-than", type=non_negative_number, metavar="DAYS", help="delete runs that ended over DAYS days ago"
+    ),
     argument("--keep", type=non_negative_int, metavar="N", help="keep at most the newest N runs"),
     argument("--max-bytes", type=non_negative_int, metavar="B", help="delete the oldest runs until the log is smaller"),
     flag("--force", "also delete runs inside the retention window"),
@@ -505,7 +507,7 @@ def backup(arguments: argparse.Namespace) -> int:
 @command(
     argument("folder", type=Path, help="the folder of a backup"),
     argument("--seal-key", metavar="FILE", type=Path, help="the seal key of the backup, to be put in its place"),
-    flag("--force", "replace the store that is there (it is moved aside), or go without the seal key"),
+    flag("--force", "replace an existing store (it is moved aside), or restore without the seal key"),
     flag("--verify", "only check that the backup is complete and unchanged"),
     CONFIG,
     JSON,
@@ -537,11 +539,13 @@ def restore(arguments: argparse.Namespace) -> int:
         lines.append(ui.yellow(f"results sealed with key {', '.join(result['sealKeysMissing'])} cannot be read"))
     if result["artifactsNotRestored"]:
         number = plural(len(result["artifactsNotRestored"]), "artifact")
-        lines.append(f"not restored: {number} that waited for the bucket, which may have later ones; they stay in")
+        lines.append(f"not restored: {number} not yet uploaded, because the bucket may have newer ones; kept in")
         lines.append(f"  {arguments.folder}/outbox/artifacts; upload such a run again: antiphon export RUN --upload")
     runs, claims = plural(result["runsUnfinished"], "unfinished run"), plural(result["claimsInFlight"], "claim")
     unfinished = f"{runs} and {claims} in flight"
-    lines.append(f"{unfinished}: the store does not know what they did after the backup. Look before you start a host:")
+    lines.append(
+        f"{unfinished}: the store does not know what they did after the backup. Check them before you start a host:"
+    )
     lines.append("  antiphon runs --status interrupted; antiphon claims list --state inflight")
     ui.output(arguments, result, lines)
     return 0
@@ -585,10 +589,10 @@ def sealkeys(arguments: argparse.Namespace) -> int:
         if arguments.act == "use":
             return [by_id[arguments.id], *others]
         if arguments.id == key_id_of(keys[0]):
-            raise InvalidInput(f"Key {arguments.id} is the one that seals.", hint="Use another one first.")
+            raise InvalidInput(f"Key {arguments.id} is the one in use for sealing.", hint="Use another one first.")
         if not arguments.force:
             raise InvalidInput(
-                f"What was sealed with key {arguments.id} could never be read again. Nothing was removed.",
+                f"Values sealed with key {arguments.id} could never be read again. Nothing was removed.",
                 hint="Results are kept as long as their TTL; secrets of webhooks until they are replaced. "
                 "When nothing is left: --force",
             )

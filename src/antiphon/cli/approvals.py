@@ -19,13 +19,13 @@ from antiphon.errors import InvalidInput
     argument("--tool", default="", help="list: namespace/name"),
     argument("--state", default="waiting", choices=["waiting", "approved", "denied", "withdrawn", "expired", "all"]),
     argument("--as", dest="who", default="", metavar="NAME", help="who decides (default: the user of this machine)"),
-    argument("--reason", default="", help="told to the model when denied, and recorded in the audit log"),
+    argument("--reason", default="", help="sent to the model on denial, and recorded in the audit log"),
     flag("--dry-run", "check the decision and change nothing"),
     argument("--limit", type=positive_int, default=50),
     argument("--to", default="", metavar="NAME", help="link: who decides with it"),
-    argument("--may", default="both", choices=["both", "approve", "deny"], help="link: what it is good for"),
+    argument("--may", default="both", choices=["both", "approve", "deny"], help="link: what it allows"),
     argument(
-        "--expires", type=positive_int, default=None, metavar="SECONDS", help="link: over after this, at the latest"
+        "--expires", type=positive_int, default=None, metavar="SECONDS", help="link: expires after this, at the latest"
     ),
     argument("--url", default="", help="link: where its page is (default: [approvals] url)"),
     TENANT,

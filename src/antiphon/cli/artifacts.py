@@ -57,7 +57,7 @@ def export(arguments: argparse.Namespace) -> int:
         note = "These steps need the key in CI (ANTIPHON_REPLAY_KEY, see antiphon replay-key):"
         print("\n  ".join((note, *steps)), file=sys.stderr)
     if manifest.tags.get("openWork") and not arguments.json:
-        note = "work that the run started may still go on: the artifact is incomplete; export it again later"
+        note = "work that the run started may still be running: the artifact is incomplete; export it again later"
         print(f"antiphon: {note}", file=sys.stderr)
     return 0
 

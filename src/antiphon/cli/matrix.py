@@ -70,9 +70,9 @@ def _samples(text: str) -> int | str:
         ),
         argument("--budget", type=non_negative_number, metavar="MONEY", help="stop before more is spent, by [prices]"),
         argument("--max-calls", type=non_negative_int, metavar="N", help="stop before more model calls are made"),
-        argument("--resume", metavar="ID", help="go on with a matrix that was interrupted or out of budget"),
-        flag("--estimate", "print what it would ask for, and stop"),
-        flag("--fresh", "ask again for cells that an earlier matrix has"),
+        argument("--resume", metavar="ID", help="resume a matrix that was interrupted or ran out of budget"),
+        flag("--estimate", "print the estimate of calls and cost, and stop"),
+        flag("--fresh", "replay cells again that an earlier matrix has"),
         no_sandbox("the code"),
     ),
     argument("--html", metavar="FILE", type=Path, help="write the result as one page"),
@@ -88,7 +88,7 @@ def matrix(arguments: argparse.Namespace) -> int:
       antiphon matrix --select 'status=failed' --model a --model b --samples 3 --on dask://10.0.0.5:8786
       antiphon matrix --resume 01a1dd44 --json
 
-    Cells that are done are never paid for again; whoever starts the matrix again goes on where it was.
+    Cells that are done are never paid for again; a matrix that is started again continues where it stopped.
     With --json it prints one line per step of progress and the result, or what went wrong, as the last line.
     exit codes: 0 no variant is worse, 1 a variant is worse, or undecided and cells failed,
                 2 usage, or workers that cannot be used, 3 blocked for review, 4 not found,
@@ -119,7 +119,7 @@ def matrix(arguments: argparse.Namespace) -> int:
             with redirect_stdout(sys.stderr) if arguments.json else nullcontext():
                 result = plan.run(executor_of(arguments.on, app, arguments.jobs), progress=progress)
         except KeyboardInterrupt:
-            return interrupted(arguments.json, f"Go on with: antiphon matrix --resume {plan.id}")
+            return interrupted(arguments.json, f"Resume with: antiphon matrix --resume {plan.id}")
         finally:
             if ui.knows_codes(sys.stderr):
                 print("\r\x1b[K", end="", file=sys.stderr)
@@ -170,7 +170,7 @@ def _plan(app: Any, arguments: argparse.Namespace) -> Any:
         if given:
             words = ", ".join("RUN" if name == "runs" else f"--{name.replace('_', '-')}" for name in given)
             raise InvalidInput(
-                f"A matrix that is resumed keeps its plan: {words} cannot be given.",
+                f"A resumed matrix keeps its plan: {words} cannot be given.",
                 hint="Leave it out (--budget, --max-calls, --on and --jobs can be given), or start a new matrix.",
             )
         plan = ops.resumed(arguments.resume, app)
@@ -204,7 +204,7 @@ def _show(arguments: argparse.Namespace, status: Any, out: TextIO) -> None:
         full = "#" * int(wide * status.done / max(1, status.total))
         rest = ui.duration(status.left_s * 1000)
         counts = f"{status.done} of at most {status.total}, {status.per_second:.1f}/s, {rest} left"
-        bad = f"{status.failed} failed, {status.errors} bad rows, cost {status.cost:.2f}"
+        bad = f"{status.failed} did not pass, {status.errors} failed cells, cost {status.cost:.2f}"
         print(f"\r\x1b[K[{full:<{wide}}] {counts}, {bad}", end="", file=sys.stderr, flush=True)
 
 

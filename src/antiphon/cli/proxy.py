@@ -48,7 +48,7 @@ def _mode(text: str) -> Argument:
         type=non_negative_int,
         default=0,
         metavar="N",
-        help="send a model call that failed again, up to N times (default: 0; then set your client's retries to 0)",
+        help="retry a failed model call up to N times (default: 0; then set your client's retries to 0)",
     ),
     argument("--timeout", type=float, default=600.0, metavar="S", help="seconds an upstream may be silent"),
     argument(
@@ -63,15 +63,15 @@ def _mode(text: str) -> Argument:
         "--tool",
         "SERVER/TOOL:OPTIONS",
         "how calls of an MCP tool are treated: read, approve[=POLICY], window=S, guard_handed_over, "
-        "on_disconnect=cancel; * stands for any text",
+        "on_disconnect=cancel; * matches any text",
     ),
-    repeated("--identity", "FIELD", "a field of _meta that names an MCP tool call, beside dev.antiphon/callId"),
+    repeated("--identity", "FIELD", "a field of _meta that names an MCP tool call, besides dev.antiphon/callId"),
     argument(
         "--breaker",
         type=non_negative_int,
         default=5,
         metavar="N",
-        help="hold requests to an upstream (and model) back for 30 s after N failures in a row (default: 5; 0: never)",
+        help="hold back requests to an upstream (and model) for 30 s after N failures in a row (default: 5; 0: never)",
     ),
     flag("--realtime", "replay streams with their recorded pauses"),
     argument("--log-level", default="info", choices=("debug", "info", "warning", "error")),
@@ -82,7 +82,7 @@ def proxy(arguments: argparse.Namespace) -> int:
     """Stand between any program and its models and MCP servers: record, replay and guard what passes.
 
     A client changes its base URL and nothing else: http://127.0.0.1:8800/run/NAME/openai/v1, …/anthropic, …/gemini.
-    Without /run/NAME the header Antiphon-Run names the run. DELETE /run/NAME ends it and tells what became of it.
+    Without /run/NAME the header Antiphon-Run names the run. DELETE /run/NAME ends it and returns its report.
     Credentials pass through and are never stored. [loop] max_cost of antiphon.toml limits what a run may cost in the
     modes record and record-new; live has no runs.
 
@@ -168,10 +168,8 @@ def told(report: dict[str, Any]) -> str:
     argument("--run", metavar="NAME", help="name of the run (default: mcp-SERVER)"),
     argument("--server", metavar="NAME", help="name of the server in records (default: the program's file name)"),
     argument("--timeout", type=float, default=600.0, metavar="S", help="seconds a tool may take"),
-    repeated(
-        "--tool", "TOOL:OPTIONS", "how calls of a tool are treated: read, approve[=POLICY]; * stands for any text"
-    ),
-    repeated("--identity", "FIELD", "a field of _meta that names a tool call, beside dev.antiphon/callId"),
+    repeated("--tool", "TOOL:OPTIONS", "how calls of a tool are treated: read, approve[=POLICY]; * matches any text"),
+    repeated("--identity", "FIELD", "a field of _meta that names a tool call, besides dev.antiphon/callId"),
     flag("--quiet", "no summary on standard error"),
     CONFIG,
     argument("words", nargs=argparse.REMAINDER, metavar="wrap -- COMMAND", help="the server and its arguments"),

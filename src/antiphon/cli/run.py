@@ -82,7 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in warnings:
         print(f"antiphon: {warning}", file=sys.stderr)
     if late:
-        print(f"antiphon: {plural(late, 'call')} came after the end of the run and stand behind it", file=sys.stderr)
+        were, are = ("was", "is") if late == 1 else ("were", "are")
+        said = f"{plural(late, 'call')} {were} made after the run ended and {are} recorded after its end"
+        print(f"antiphon: {said}", file=sys.stderr)
     return code or (0 if result.error is None else 1)
 
 
@@ -93,7 +95,7 @@ def _interrupted(manifest: RunManifest) -> str:
     if manifest.status == "running" and certainly_alive(manifest.tags.get("owner", "")):
         raise InvalidInput(
             f"Run {manifest.id} is still running, so it cannot be resumed.",
-            hint="Wait for its end, or end its process.",
+            hint="Wait until it ends, or end its process.",
             path="--resume",
         )
     return manifest.id

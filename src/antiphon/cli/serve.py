@@ -132,7 +132,11 @@ def _workers(config: Any) -> Any:
 
 @command(
     argument("--port", type=int, default=CONSOLE_PORT, help=f"port to bind, 0 for any (default: {CONSOLE_PORT})"),
-    argument("--entry", metavar="TARGET", help="file.py that registers the tools whose reconcile the inbox may ask"),
+    argument(
+        "--entry",
+        metavar="TARGET",
+        help="file.py with the tools whose reconcile functions the inbox may call",
+    ),
     flag("--no-open", "print the address and do not open a browser"),
     CONFIG,
 )

@@ -39,7 +39,7 @@ _UNDONE = {"undone": ui.green, "would be undone": ui.green, "nothing to undo": u
     repeated("--done", "CALL", "undo: a person has dealt with this call (0@2), so it is not undone and blocks nothing"),
     argument("--reason", default="", metavar="TEXT", help="undo: why, for the audit log"),
     flag("--yes", "undo: do not ask (at a terminal, the plan is shown first)"),
-    flag("--force", "undo: although it cannot be seen from here that the run's process is gone"),
+    flag("--force", "undo: even if it is not certain from here that the run's process has ended"),
     flag("--bucket", "list the artifacts in the configured bucket"),
     argument("--name", default="", help="only runs of this name"),
     argument("--status", default="", choices=["running", "completed", "failed", "interrupted"]),
@@ -184,7 +184,7 @@ def _runs(rows: list[dict[str, Any]], total: int) -> Iterator[str]:
         argument("--diff", type=int, nargs=2, metavar=("N", "M"), help="what differs between events N and M"),
         argument("--html", metavar="FILE", help="also write the run as one page"),
     ),
-    flag("--reveal", "show the originals of masked values; leaves a line in the audit log"),
+    flag("--reveal", "show the originals of masked values; recorded in the audit log"),
     CONFIG,
     JSON,
 )
@@ -306,7 +306,7 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
     if counts["afterEnd"]:
         words.append(f"{counts['afterEnd']} after the end of the run")
     if "openWork" in run:
-        words.append(f"{run['openWork']} of its threads and tasks went on when it ended")
+        words.append(f"{run['openWork']} of its threads and tasks were still running when it ended")
     if run["tokens"]["input"] or run["tokens"]["output"]:
         words.append(f"{run['tokens']['input']} + {run['tokens']['output']} tokens")
     if run["cost"] is not None:
@@ -420,7 +420,7 @@ def _note(note: dict[str, Any]) -> str:
     argument("b", help="the run to compare it with"),
     argument("--html", metavar="FILE", help="write the comparison as one page"),
     argument("--min-ars", type=ratio, default=0.0, metavar="X", help="the score required to pass"),
-    flag("--all", "also ids and times that a provider gives each response anew"),
+    flag("--all", "also ids and times that differ in every response"),
     CONFIG,
     JSON,
 )
@@ -446,7 +446,7 @@ def diff(arguments: argparse.Namespace) -> int:
         ids = plural(data["hiddenIds"], "id")
         lines.append(ui.dim(f"{ids} of model calls differ, as in any two runs; --all shows them"))
     if arguments.html:
-        Path(arguments.html).write_text(scoring.render_report(data), encoding="utf-8")  # type: ignore[arg-type]
+        Path(arguments.html).write_text(scoring.render_report(data), encoding="utf-8")
         lines.append(ui.dim(f"report: {arguments.html}"))
     ui.output(arguments, data, lines)
     return 0 if data["equal"] else 1
@@ -492,7 +492,7 @@ def _differences(data: dict[str, Any]) -> Iterator[str]:
         )
     if structure.get("sideEffectsChanged"):
         yield ui.red(f"  {plural(structure['sideEffectsChanged'], 'side effect')} changed")
-    how = scoring.compared_text(data)  # type: ignore[arg-type]
+    how = scoring.compared_text(data)
     yield ui.dim(f"ARS (Agent Regression Score) {data['ars']['score']:.3f} ({data['ars']['band']}); answers: {how}")
 
 

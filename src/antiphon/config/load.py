@@ -175,7 +175,7 @@ def _warn_of_unknown(env: Mapping[str, str]) -> None:
         if name not in _warned:
             _warned.add(name)
             hint = f"Did you mean {meant}?" if meant else "List the settings with: antiphon config show"
-            log.warning("%s is no setting and has no effect. %s", name, hint)
+            log.warning("%s is not a setting and has no effect. %s", name, hint)
 
 
 def settable(kind: Any) -> bool:

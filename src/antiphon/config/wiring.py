@@ -89,7 +89,7 @@ def ensure_home(place: Place | None = None) -> Path:
     new = not folder.exists()
     if (folder / ".git").exists():
         raise ConfigError(
-            f"{folder} is the root of a repository, not a folder for state: git would ignore all that is in it.",
+            f"{folder} is the root of a repository, not a folder for state: git would ignore everything in it.",
             hint="Name a folder of its own, such as .antiphon, which is the default.",
             path="ANTIPHON_HOME",
         )

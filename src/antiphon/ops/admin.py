@@ -93,7 +93,7 @@ def refusal(error: AntiphonError) -> str:
     if not isinstance(error, StoreError):
         return str(error)
     log.warning("the store failed: %s", error)
-    return "The store failed: this may have been done or not. Look at it again."
+    return "The store failed, so this may or may not have been done. Check it again."
 
 
 def dry(dry_run: bool) -> dict[str, bool]:
@@ -357,7 +357,7 @@ class Admin:
             what, flag = ("in flight", "--in-flight") if runs else ("unknown", "--unknown")
             raise InvalidInput(
                 f"The outcome of {record.key} is {what}, and an equal call would run. Nothing was changed.",
-                hint=f"Resolve it (antiphon claims resolve), or clear it all the same with {flag}.",
+                hint=f"Resolve it (antiphon claims resolve), or clear it anyway with {flag}.",
                 path="$.key",
             )
         cleared = await self._drop(record)
@@ -422,7 +422,7 @@ class Admin:
         if record.state == "inflight" and not in_flight and _is_held(record, await self._now_ms([record])):
             raise InvalidInput(
                 f"The call of {record.key} is running: its worker holds the lease. Nothing was changed.",
-                hint="Wait until it has settled or its lease is over. If its worker is certainly gone: --in-flight.",
+                hint="Wait until it settles or its lease expires. If its worker is certainly gone: --in-flight.",
                 path="$.key",
             )
         error = RESOLVED if is_current else SERVED
@@ -437,7 +437,7 @@ class Admin:
                 return {"key": record.key, "resolved": verdict, "before": before, "dryRun": True}
             settled = await self._journal.settle(record.key, record.version, settlement)
         if settled is None:
-            raise InvalidInput("The claim changed at the same moment.", hint="Check the claim again, then decide.")
+            raise InvalidInput("The claim changed in the meantime.", hint="Check the claim again, then decide.")
         about = {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason}
         return await self._done("resolve", about, {"key": record.key, "resolved": verdict})
 
@@ -619,7 +619,7 @@ async def _ask(spec: ToolSpec | None, record: DedupeRecord) -> tuple[str | None,
         return "happened", answer.value, ""
     if isinstance(answer, DidNotHappen):
         return "did-not-happen", None, ""
-    return None, None, "it cannot tell" if answer is None else f"reconcile answered {answer!r}"
+    return None, None, "it cannot tell" if answer is None else f"reconcile returned {answer!r}"
 
 
 def note(app: Resources, act: str, detail: Mapping[str, Any]) -> None:

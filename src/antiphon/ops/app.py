@@ -359,7 +359,7 @@ def _check_known_again(event: Event, run: str) -> None:
         raise InvalidInput(
             f"Run {run} cannot be resumed: it has called {event.payload.get('name')} with arguments that were masked "
             "and not kept, so the call would be made again. Nothing was called.",
-            hint="Begin a new run. Runs can be resumed with [redact] keep_sealed = true and a seal key.",
+            hint="Start a new run. Runs can be resumed with [redact] keep_sealed = true and a seal key.",
         )
 
 
@@ -439,7 +439,7 @@ def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
     if plain(given) != plain(recorded):
         raise InvalidInput(
             f"Run {manifest.id} was recorded with another input. Nothing was called.",
-            hint="Leave out --input to resume the run, or --resume to begin a new one.",
+            hint="Leave out --input to resume the run, or --resume to start a new one.",
         )
     return recorded
 

@@ -136,7 +136,7 @@ async def _body(receive: Receive) -> bytes:
 def _form(scope: Scope, body: bytes) -> dict[str, list[str]]:
     kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     if kind.partition(b";")[0].strip().lower() != b"application/x-www-form-urlencoded":
-        raise InvalidInput("Send the form of the page. Nothing was changed.")
+        raise InvalidInput("Submit the form on the page. Nothing was changed.")
     return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
 
 
@@ -175,7 +175,7 @@ def _page(shown: dict[str, Any], link: Link, token: str) -> bytes:
         ("Decided by", shown.get("decidedBy")),
         ("Reason", shown.get("reason")),
         ("Audit log", "could not be written; the decision stands" if NOT_AUDITED in shown else None),
-        ("Good until", _time(min(link.expires_at_ms, shown.get("expiresAtMs", link.expires_at_ms)))),
+        ("Valid until", _time(min(link.expires_at_ms, shown.get("expiresAtMs", link.expires_at_ms)))),
     ]
     listed = "".join(
         f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(value))}</dd>" for name, value in facts if value
@@ -191,9 +191,9 @@ def _questions(link: Link, token: str) -> str:
     buttons = "".join(f'<button name="decision" value="{one}">{names[one]}</button>' for one in link.may)
     return (
         f'<form method="post" action="?"><input type="hidden" name="token" value="{html.escape(token)}">'
-        f'<p><label for="reason">Reason (the agent is told when you deny)</label>'
+        f'<p><label for="reason">Reason (sent to the agent if you deny)</label>'
         f'<textarea id="reason" name="reason" rows="2" maxlength="{_LONGEST_REASON}"></textarea></p>'
-        f"<p>You decide as {html.escape(link.to)}. The approval is good for this call with these arguments, once.</p>"
+        f"<p>You decide as {html.escape(link.to)}. The approval is valid for one call with these arguments.</p>"
         f"{buttons}</form>"
     )
 

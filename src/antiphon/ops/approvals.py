@@ -141,12 +141,12 @@ class Approvals(Admin):
                 "The page of signed links has an address with http:// or https://, and no fragment.", path="$.url"
             )
         if not to or len(to) > _LONGEST_NAME or not to.isprintable():
-            raise InvalidInput(f"Say who decides with the link, in at most {_LONGEST_NAME} characters.", path="$.to")
+            raise InvalidInput(f"Name who decides with the link, in at most {_LONGEST_NAME} characters.", path="$.to")
         unknown = [one for one in may if one not in ("approve", "deny")]
         if unknown or not may:
-            raise InvalidInput("A link is good for approve, deny or both.", path="$.may")
+            raise InvalidInput("A link allows approve, deny or both.", path="$.may")
         if expires_in_s is not None and not expires_in_s > 0:
-            raise InvalidInput("A link lasts longer than nothing.", path="$.expiresInS")
+            raise InvalidInput("A link must be valid for more than 0 seconds.", path="$.expiresInS")
         record, (code, asked) = await self._by_id(approval)
         now = await self._now(record)
         self._check_open(code, asked, (REQUIRED,), now)
@@ -179,23 +179,23 @@ class Approvals(Admin):
     async def decide_with(self, link: Link, verdict: str, *, reason: str = "") -> dict[str, Any]:
         """Decide with a link, as the person it was made for."""
         if verdict not in link.may:
-            raise InvalidInput(f"This link is good for: {', '.join(link.may)}. Nothing was changed.", path="decision")
+            raise InvalidInput(f"This link allows: {', '.join(link.may)}. Nothing was changed.", path="decision")
         record, kept = await self._of_link(link)
         if await self._now(record) >= link.expires_at_ms:
-            raise AlreadyDecided("This link is over. Nothing was changed.", hint="Ask for a new one.")
+            raise AlreadyDecided("This link has expired. Nothing was changed.", hint="Ask for a new one.")
         return await self._decide(record, kept, verdict, reason, False)
 
     async def _of_link(self, link: Link) -> tuple[DedupeRecord, Kept]:
         record, kept = await self._by_id(link.approval)
         if kept.approval.digest[:_LINK_DIGITS] != link.digest:
-            raise NotFound("The call behind this link has other arguments by now.", code="link_invalid")
+            raise NotFound("The arguments of this call have changed since the link was made.", code="link_invalid")
         return record, kept
 
     def _check_asker(self, person: str, asked: Approval) -> None:
         if person.strip().casefold() == asked.asker.strip().casefold() and not self._allow_self:
             raise SelfApproval(
                 f"{person} made this call and cannot approve it. Nothing was changed.",
-                hint="Somebody else decides, or the configuration allows it: [approvals] allow_self = true.",
+                hint="Somebody else must decide, unless the configuration allows it: [approvals] allow_self = true.",
             )
 
     async def decide(self, approval: str, verdict: str, *, reason: str = "", dry_run: bool = False) -> dict[str, Any]:
@@ -240,8 +240,8 @@ class Approvals(Admin):
         version = await self._journal.settle(record.key, record.version, settlement)
         if version is None:
             raise AlreadyDecided(
-                f"Approval {asked.id} changed at the same moment. Nothing was changed by this decision.",
-                hint="Look at it again: antiphon approvals show.",
+                f"Approval {asked.id} changed in the meantime. Nothing was changed by this decision.",
+                hint="Check it again: antiphon approvals show.",
                 path="$.decision",
             )
         about = {"approval": asked.id, "key": record.key, "tool": record.tool, "asker": asked.asker}
@@ -259,8 +259,8 @@ class Approvals(Admin):
             )
         if now >= asked.expires_at_ms:
             raise AlreadyDecided(
-                f"Approval {asked.id} is over since {now - asked.expires_at_ms} ms. Nothing was changed.",
-                hint="The next delivery of the call asks anew.",
+                f"Approval {asked.id} expired {now - asked.expires_at_ms} ms ago. Nothing was changed.",
+                hint="The next delivery of the call creates a new request.",
                 path="$.decision",
             )
 

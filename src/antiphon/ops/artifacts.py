@@ -72,8 +72,8 @@ def export_run(
         if certainly_dead(manifest.tags.get("owner", "")):
             log.warning("run %s left work behind that ended with its process", manifest.id)
         else:
-            tags[INCOMPLETE] = "work that the run started still goes on"
-            log.warning("run %s is exported while work that it started goes on: it is marked incomplete", manifest.id)
+            tags[INCOMPLETE] = "work that the run started is still running"
+            log.warning("run %s is exported while its work is still running: it is marked incomplete", manifest.id)
     session = manifest.session
     if session:  # only the store has it unredacted
         session = app._redactor.redact(session, "session_id")

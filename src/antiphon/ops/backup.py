@@ -186,7 +186,7 @@ def restore(
     there = [target for target in targets if target.exists()]
     if there and not force:
         raise InvalidInput(
-            f"There is a store already: {', '.join(map(str, there))}. Nothing was restored.",
+            f"A store already exists: {', '.join(map(str, there))}. Nothing was restored.",
             hint="Stop every process that uses it, then: antiphon restore FOLDER --force. What is there is kept aside.",
         )
     if seal_key is not None and not seal_key.is_file():
@@ -351,7 +351,7 @@ def _copy_tree(source: Path, target: Path, name: str, progress: Progress) -> dic
 def _refuse_inside(file: Path, folder: Path) -> None:
     if folder.resolve() in file.resolve().parents:
         raise InvalidInput(
-            "The seal key belongs elsewhere: who has it and the backup can read what was sealed. Nothing was written.",
+            "Keep the seal key elsewhere: whoever has it and the backup can read what was sealed. Nothing was written.",
             hint="Name a file outside the folder of the backup.",
         )
 

@@ -121,7 +121,7 @@ def _name(app: Antiphon, address: str) -> str:
         )
     root = address_of(app)
     if not (f"{address.rstrip('/')}/" if address.rstrip("/") + "/" == root else address).startswith(root):
-        raise InvalidInput(f"{address} does not lie in the configured bucket, {root}.", hint="See [artifacts].")
+        raise InvalidInput(f"{address} is not in the configured bucket, {root}.", hint="See [artifacts].")
     name = address[len(root) :]
     own = f"{part_of(app.tenant)}/"
     if name and not (name.startswith(own) or own.startswith(name)):

@@ -90,7 +90,7 @@ def _perform(work: Work, app: Antiphon | None) -> Row:
         row |= _guarded(app, work)
     except AntiphonError as error:
         row |= _bad(error.code, error.message)
-    except Exception as error:  # a bad row is a row
+    except Exception as error:  # a failed cell is a row
         row |= _bad(type(error).__name__, str(error))
     row.setdefault("seconds", round(time.perf_counter() - began, 4))
     return row
@@ -110,7 +110,7 @@ def _guarded(app: Antiphon, work: Work) -> Row:
     if app.store.url != work["store"]:
         raise InvalidInput(
             f"The worker uses the store {app.store.url}, the matrix is in {work['store']}.",
-            hint="Give the workers the configuration of whoever starts the matrix.",
+            hint="Give the workers the configuration of the process that starts the matrix.",
             code="other_store",
         )
     for target, wanted in work["code"].items():
@@ -118,8 +118,8 @@ def _guarded(app: Antiphon, work: Work) -> Row:
         other = sorted(name for name in here.keys() & wanted.keys() if here[name] != wanted[name])
         if other or bool(here) != bool(wanted):
             raise InvalidInput(
-                f"The worker has other code than the matrix was planned with: {', '.join(other) or target}.",
-                hint="Bring the workers up to date, or plan the matrix anew.",
+                f"The worker's code is not the code that the matrix was planned with: {', '.join(other) or target}.",
+                hint="Update the workers, or plan a new matrix.",
                 code="other_code",
             )
     _check_settings(app, work["settings"])
@@ -155,8 +155,8 @@ def _check_settings(app: Antiphon, wanted: Mapping[str, Any]) -> None:
     other = [name for name in ("semantic_threshold", "exact_only") if getattr(here, name) != wanted[name]]
     if other:
         raise InvalidInput(
-            f"The worker has other settings than the matrix was started with: {', '.join(other)}.",
-            hint="Give the workers the configuration of whoever starts the matrix.",
+            f"The worker's settings are not those that the matrix was started with: {', '.join(other)}.",
+            hint="Give the workers the configuration of the process that starts the matrix.",
             code="other_settings",
         )
 

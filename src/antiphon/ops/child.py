@@ -124,7 +124,7 @@ def in_children(works: Sequence[Callable[[Send], None]], *, quiet: bool) -> Iter
                 for child in children:
                     if child.code is None and child.overdue is not None and time.monotonic() > child.overdue:
                         child.overdue = None
-                        what = f"work that goes on {PATIENCE_S:.0f} s after the end of the replay"
+                        what = f"work that is still running {PATIENCE_S:.0f} s after the end of the replay"
                         yield child.number, {"late": what, "run": ""}
                         os.kill(child.pid, signal.SIGKILL)
             if leave_by < float("inf"):

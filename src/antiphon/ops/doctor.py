@@ -34,7 +34,7 @@ _RETRYING = {
     "anthropic": "max_retries=0 (antiphon.wrap sets it)",
     "tenacity": "no second retry loop around a tool that the gateway retries",
     "litellm": "num_retries=0",
-    "langchain": "no ToolRetryMiddleware beside the gateway",
+    "langchain": "no ToolRetryMiddleware together with the gateway",
 }
 
 
@@ -247,7 +247,9 @@ def _retry_owners() -> Iterator[dict[str, Any]]:
     found = {package: rule for package, rule in _RETRYING.items() if importlib.util.find_spec(package) is not None}
     if found:
         rules = "; ".join(f"{package}: {rule}" for package, rule in found.items())
-        yield _found("note", "retries", f"{', '.join(found)}: installed, retry on their own", f"One owner. {rules}.")
+        yield _found(
+            "note", "retries", f"{', '.join(found)}: they retry on their own", f"Let only one component retry: {rules}."
+        )
 
 
 def _limits() -> Iterator[dict[str, Any]]:
@@ -281,8 +283,8 @@ def missing(run: Run) -> list[str]:
     if run.opened:
         count = "a run" if len(run.opened) == 1 else f"{len(run.opened)} runs"
         said.append(
-            f"the code opened {count} of its own, whose calls cannot be replayed with this one: antiphon replay"
-            f" {run.opened[0]}, or leave out its own run"
+            f"the code opened {count} of its own, whose calls cannot be replayed with this one. Replay it separately "
+            f"(antiphon replay {run.opened[0]}), or open no run in the code"
         )
     elif not calls:
         said.append(

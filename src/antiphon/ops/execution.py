@@ -179,7 +179,7 @@ class _Patience:
         if self._quiet < QUIET_S:
             return None
         return ReplayMiss(
-            f"The code has made no calls since one had no recorded answer {QUIET_S} s ago, and has not ended.",
+            f"The code has made no calls since a call had no recorded answer {QUIET_S} s ago, and has not ended.",
             hint="It is probably waiting for a failed task.",
         )
 

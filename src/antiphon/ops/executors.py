@@ -26,7 +26,7 @@ from antiphon.ops.cells import HELD, Row, Work, perform, perform_in_engine
 log: logging.Logger = logging.getLogger("antiphon.matrix")
 
 ATTEMPTS = 3
-"""A cell becomes a bad row after this many workers ended while they had only this cell."""
+"""A cell fails after this many workers ended while they had only this cell."""
 
 
 class Executor(Protocol):
@@ -117,7 +117,7 @@ class _Pool:
             if tries < ATTEMPTS:
                 self.submit([work])
             else:
-                yield _failed(work, "worker_died", f"{tries} workers ended while they had this cell.")
+                yield _failed(work, "worker_died", f"{tries} workers ended while they worked on this cell.")
 
 
 def _failed(work: Work, code: str, message: str) -> Row:
@@ -235,7 +235,7 @@ class Dask(_Pool):
             return connect(self._cluster)
         except Exception as error:  # whatever Dask raises for the address
             raise InvalidInput(
-                f"The Dask scheduler {self._cluster} cannot be reached: {error}. Nothing was asked for.",
+                f"The Dask scheduler {self._cluster} cannot be reached: {error}. No model was called.",
                 hint="Start it, or name another place: --on dask://host:8786, local or here.",
                 path="on",
             ) from None

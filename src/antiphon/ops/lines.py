@@ -99,7 +99,7 @@ def why_not_sent(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
     if answered_by(meta) == "blocked":
         return "A replay sends nothing: the recording has no such call, so it was blocked."
     if meta.get("fromCache"):
-        return "An equal call had been made before; its result was used again, and nothing was sent."
+        return "An equal call was made before; its result was reused, and nothing was sent."
     if meta.get("attempts") != 0:
         return ""
     error = payload.get("error")

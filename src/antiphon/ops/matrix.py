@@ -112,12 +112,12 @@ def select(app: Antiphon, words: str) -> list[str]:
             path="select",
         )
     if len(pairs) > len(wanted):
-        raise InvalidInput(f"The selection {words!r} says the same twice; each word is given once.", path="select")
+        raise InvalidInput(f"The selection {words!r} repeats a word; give each one once.", path="select")
     since = 0
     if "since" in wanted:
         span = _SPAN.fullmatch(wanted["since"])
         if span is None:
-            raise InvalidInput(f"since={wanted['since']} is no time.", hint="For example: since=7d", path="select")
+            raise InvalidInput(f"since={wanted['since']} is not a time.", hint="For example: since=7d", path="select")
         since = app.clock.now_ms() - int(span[1]) * _SECONDS[span[2]] * 1000
     if not re.fullmatch("0*[1-9][0-9]*", wanted.get("limit", "1")):
         raise InvalidInput(f"limit={wanted['limit']} is not a whole number from 1.", path="select")
@@ -131,7 +131,7 @@ def select(app: Antiphon, words: str) -> list[str]:
         if len(found) >= limit:
             break
     if not found:
-        raise NotFound(f"No run fits {words!r}.", hint=f"Looked in {app.store.url}. List runs: antiphon runs")
+        raise NotFound(f"No runs match {words!r}.", hint=f"Looked in {app.store.url}. List runs: antiphon runs")
     return found
 
 
@@ -217,7 +217,7 @@ def _variant(given: Variant | Mapping[str, Any] | str) -> Variant:
     try:
         return Variant(name=given, model=given) if isinstance(given, str) else msgspec.convert(given, Variant)
     except msgspec.ValidationError as error:
-        raise InvalidInput(f"{given!r} is no variant: {error}.", path="variants") from None
+        raise InvalidInput(f"{given!r} is not a variant: {error}.", path="variants") from None
 
 
 def _check(lanes: Sequence[Variant], samples: int | str, alpha: float, margin: float) -> None:
@@ -227,10 +227,10 @@ def _check(lanes: Sequence[Variant], samples: int | str, alpha: float, margin: f
     if len(set(names)) < len(names):
         raise InvalidInput("Two variants have the same name.", path="model")
     if samples != "auto" and (not isinstance(samples, int) or samples < 1):
-        raise InvalidInput("samples is a number from 1, or auto.", path="samples")
+        raise InvalidInput("samples must be a whole number from 1, or auto.", path="samples")
     for name, value in (("alpha", alpha), ("margin", margin)):
         if not 0.0 < value < 1.0:
-            raise InvalidInput(f"{name} is between 0 and 1.", path=name)
+            raise InvalidInput(f"{name} must be between 0 and 1.", path=name)
 
 
 def _entries(manifests: Iterable[RunManifest], own: str | None) -> dict[str, str]:
@@ -265,7 +265,7 @@ def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
             hint="Start a new matrix: cells that are done are not paid for again.",
         ) from None
     if document.store != app.store.url:
-        raise InvalidInput(f"The matrix {found[0]} is in the store {document.store}, this is {app.store.url}.")
+        raise InvalidInput(f"The matrix {found[0]} is in the store {document.store}, not in {app.store.url}.")
     if any(map(is_here, document.code)):
         raise InvalidInput("This matrix runs functions of the process that planned it, which cannot be found again.")
     changed = sorted(
@@ -273,7 +273,7 @@ def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
     )
     if changed:
         raise InvalidInput(
-            f"The code behind {', '.join(changed)} has changed since the matrix {found[0]} was planned.",
+            f"The code of {', '.join(changed)} has changed since the matrix {found[0]} was planned.",
             hint="Start a new matrix: one table never mixes two versions.",
             code="other_code",
         )
@@ -402,7 +402,7 @@ class Plan:
             raise AntiphonError(
                 f"The matrix {self.id} ended before all cells that its verdict needs were done. "
                 f"The others are in {table.path}.",
-                hint=f"Go on with: antiphon matrix --resume {self.id}",
+                hint=f"Resume with: antiphon matrix --resume {self.id}",
                 code="matrix_unfinished",
             )
         return found
@@ -437,11 +437,13 @@ class Plan:
             return
         if here:
             raise InvalidInput(
-                "A function of this process cannot be run by another one.",
+                "A function of this process cannot be run by another process.",
                 hint="Name it: file.py:function, or run the matrix here (--on here).",
             )
         if self.app.store.in_process:
-            raise InvalidInput("A memory store is seen by this process only.", hint="Use --on here, or another store.")
+            raise InvalidInput(
+                "A memory store is visible to this process only.", hint="Use --on here, or another store."
+            )
         if executor.remote and "sqlite:" in url:
             raise InvalidInput(
                 f"Workers on other machines cannot share the store {url}.",
@@ -465,7 +467,7 @@ class Plan:
         if changed:
             raise InvalidInput(
                 f"{', '.join(changed)}: changed since the matrix {self.id} was started.",
-                hint="Set it back, or start a new matrix: one table never mixes two versions.",
+                hint="Change it back, or start a new matrix: one table never mixes two versions.",
                 code="other_settings",
             )
         document.settings = found
@@ -480,7 +482,7 @@ class Plan:
         for target, run in first.items():
             manifest = self.app.journal.manifest(run)
             if manifest is None:
-                raise NotFound(f"There is no run {run} any more.")
+                raise NotFound(f"The run {run} no longer exists.")
             found[target] = gate(manifest.entry, known_tools(self.app, load_recording(self.app, manifest)))
         return found
 
@@ -605,9 +607,9 @@ class _Drive:
             raise
         except Exception as error:  # from a library or a custom executor
             raise InvalidInput(
-                f"The matrix {self._plan.id} was stopped: its workers cannot be used any more "
+                f"The matrix {self._plan.id} was stopped: its workers can no longer be used "
                 f"({type(error).__name__}: {error}). Cells that are done are in {self._table.path}.",
-                hint=f"Go on with: antiphon matrix --resume {self._plan.id}",
+                hint=f"Resume with: antiphon matrix --resume {self._plan.id}",
                 path="on",
                 code="executor_failed",
             ) from error

@@ -41,7 +41,7 @@ class Judge:
             name: Comparison(alpha=share, margin=document.margin, shares=split) for name in rest
         }
         self.left_out: dict[str, int] = dict.fromkeys(rest, 0)
-        """Pairs that could not be compared because one of them is a bad row."""
+        """Pairs that could not be compared because one of them failed."""
         self._at = dict.fromkeys(rest, (0, 0))
         self._values: dict[tuple[str, int, str], float | None] = {}
         self._orders: dict[int, list[str]] = {}
@@ -235,7 +235,7 @@ class Matrix:
         yield f"{plural(len(document.runs), 'run')}, {plural(len(document.variants), 'variant')}{used}"
         for lane in self.lanes():
             rate = "-" if lane["passRate"] is None else f"{lane['passRate']:.1%} pass, mean ARS {lane['meanScore']:.3f}"
-            bad = f", {plural(lane['errors'], 'bad row')}" if lane["errors"] else ""
+            bad = f", {plural(lane['errors'], 'failed cell')}" if lane["errors"] else ""
             refused = f", {lane['refused']} refused" if lane["refused"] else ""
             money = f", cost {lane['cost']:.4f}" if lane["cost"] else ""
             yield f"  {lane['variant']}: {plural(lane['cells'], 'cell')}, {rate}{refused}{bad}{money}"
@@ -248,19 +248,19 @@ class Matrix:
         words = {
             "worse": "WORSE",
             "not worse": f"not worse by {margin} or more",
-            "undecided": f"undecided: neither worse nor within {margin} is clear",
+            "undecided": f"undecided: neither clearly worse nor clearly within {margin}",
         }
         for one in self.verdicts():
             points = f"{one['difference'] * 100:+.1f} points in {plural(one['pairs'], 'pair')}"
             left = f", {plural(one['leftOut'], 'pair')} left out" if one["leftOut"] else ""
-            yield f"{one['variant']} beside {one['comparedWith']}: {words[one['verdict']]} ({points}{left})"
+            yield f"{one['variant']} vs. {one['comparedWith']}: {words[one['verdict']]} ({points}{left})"
         if not self._judge.tests:
             yield "Nothing to compare with: add --baseline, or a second variant."
         if self.unclear:
             yield f"Undecided, and cells failed: {', '.join(self.unclear)}."
-            yield f"To try these cells again: antiphon matrix --resume {self.id}"
+            yield f"Retry these cells: antiphon matrix --resume {self.id}"
         if self.stopped:
-            yield f"Stopped by the {self.stopped}: antiphon matrix --resume {self.id} with a larger one goes on."
+            yield f"Stopped by the {self.stopped}. Resume with a larger one: antiphon matrix --resume {self.id}"
 
     def view(self) -> dict[str, Any]:
         """The data of the result's page."""

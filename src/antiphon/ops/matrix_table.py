@@ -150,7 +150,7 @@ class Table:
             if not has_bad:
                 yield from self._rows(file)
                 return
-            last: dict[Cell, int] = {}  # of cells that have a bad row
+            last: dict[Cell, int] = {}  # of cells that failed
             count = 0
             for count, row in enumerate(self._rows(file), 1):
                 if row["status"] == "error" or cell_of(row) in last:
@@ -213,11 +213,11 @@ def _held(path: Path, matrix_id: str) -> Any:
         file.close()
         raise InvalidInput(
             f"Another process is working on the matrix {matrix_id}. Nothing was changed.",
-            hint=f"Wait until it ends or end it, then: antiphon matrix --resume {matrix_id}",
+            hint=f"Wait until it ends, or stop it, then: antiphon matrix --resume {matrix_id}",
             code="matrix_busy",
         ) from None
     except OSError as error:  # a file system without locks
-        log.warning("%s cannot be locked (%s); start no second process for this matrix.", path, error)
+        log.warning("%s cannot be locked (%s); do not start a second process for this matrix.", path, error)
     return file
 
 

@@ -101,7 +101,7 @@ def _requests(recording: Recording, asked: Sequence[RecordedCall]) -> Iterator[t
 def _unfit(recording: Recording, request: dict[str, Any], recorded: Any) -> str:
     """Why a step cannot be compared."""
     if recorded is None or not request.get("messages"):
-        return "the recording does not tell what was asked and said"
+        return "the recording does not contain both the request and the answer"
     if recording.masks.holds(request) is not None:
         return "the conversation holds a masked value, which is never sent (ANTIPHON_REPLAY_KEY opens it)"
     return ""

@@ -83,9 +83,9 @@ def replay(
         warn("replay(fence=...) is now replay(sandbox=...)", DeprecationWarning, stacklevel=2)
         sandbox = fence
     if samples < 1:
-        raise InvalidInput("A replay takes at least one sample.", path="samples")
+        raise InvalidInput("A replay needs at least one sample.", path="samples")
     if into is not None and (samples > 1 or baseline or mode != "explore"):
-        raise InvalidInput("Only an explore replay of one sample goes into a named run.", path="into")
+        raise InvalidInput("Only an explore replay with one sample can be recorded into a named run.", path="into")
     recording = open_recording(app, run_or_id, masked=masked)
     for seq, changes in (edits or {}).items():
         for path, value in changes.items():

@@ -189,7 +189,7 @@ class ReservedRun:
         self._read_at = now
         while batch := await self._journal.events(self._run, start=self._next):
             if self._next == 0 and not await self._is_ours():
-                log.error("the run %s comes from a file or another tenant: what it says is ignored", self._run)
+                log.error("the run %s comes from a file or another tenant: its content is ignored", self._run)
                 return []
             self._next = batch[-1].seq + 1
             found += batch
@@ -583,7 +583,7 @@ def collect(
     except StoreError as error:
         if not gone:
             raise
-        said = f"{error.message} Deleted before that: {plural(len(gone), 'run')}; payloads of theirs may be left."
+        said = f"{error.message} Deleted before that: {plural(len(gone), 'run')}; some of their payloads may be left."
         raise StoreError(said, hint=f"{error.hint} Then run antiphon gc again.".lstrip(), code=error.code) from error
     return {
         "dryRun": dry_run,

@@ -143,7 +143,7 @@ def _by_hand(plans: Plans, done: set[str]) -> Plans:
     if unknown := sorted(done - {write.call_name for write in writes}):
         left = ", ".join(f"{write.call_name} ({write.tool_name})" for write in writes) or "none"
         raise InvalidInput(
-            f"{', '.join(unknown)}: no call of a saga that is left to undo. Nothing was changed.",
+            f"{', '.join(unknown)}: not a call of a saga that is left to undo. Nothing was changed.",
             hint=f"Left to undo: {left}.",
         )
     for write in writes:

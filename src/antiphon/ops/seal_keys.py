@@ -54,12 +54,12 @@ def seal_keys(app: Antiphon) -> SealKeys:
     results = {key: n for key, n in _sealed_with(app).items() if key not in known}
     for key, n in results.items():
         text = f"{plural(n, 'result')} of calls {'is' if n == 1 else 'are'} sealed with key {key}, {where}"
-        hint = "Put the key back, from its backup. Until then a repeat of such a call fails with result_not_kept."
+        hint = "Restore the key from its backup. Until then a repeat of such a call fails with result_not_kept."
         troubles.append(Trouble("warning", text, hint))
     recordings = Counter(key_id_in((run.seal or {}).get("key", "")) for run in _closed(app))
     for key, n in recordings.items():
         text = f"the originals of {plural(n, 'recording')} are sealed under key {key} for replays, made from a seal key"
-        hint = "Put the seal key back, from its backup. Until then they replay with pseudonyms."
+        hint = "Restore the seal key from its backup. Until then they replay with pseudonyms."
         troubles.append(Trouble("warning", f"{text} {where}", hint))
     return SealKeys(file, known, list(results), troubles)
 

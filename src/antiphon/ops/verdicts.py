@@ -258,18 +258,20 @@ def accept(app: Antiphon, wanted: str, run: str, *, digest: str = "", dry_run: b
     if found.node or not found.file:
         where = "a test of pytest" if found.node else "an artifact in the bucket"
         command = told["commands"].get("accept", "antiphon export RUN --upload")
-        raise InvalidInput(f"{found.path} is {where}: it is recorded anew by its own command.", hint=command)
+        raise InvalidInput(f"{found.path} is {where}: it is recorded again with its own command.", hint=command)
     manifest = find_run(app, run)
     if not _fits(found, manifest):
         raise InvalidInput(
-            f"Run {manifest.id} cannot replace {found.path}: that takes a finished run of the same agent, no replay.",
+            f"Run {manifest.id} cannot replace {found.path}: it must be a finished run of the same agent.",
             hint=told["commands"].get("record"),
             path="$.run",
         )
     there = _digest(found.file)
     if digest and digest != there:
         raise InvalidInput(
-            f"{found.path} changed after it was shown; it stays as it is.", hint="Look at it again.", path="$.digest"
+            f"{found.path} has changed since it was shown. Nothing was replaced.",
+            hint="Look at it again.",
+            path="$.digest",
         )
     answer = {"id": found.id, "path": found.path, "run": manifest.id, "digest": there}
     if not dry_run:

@@ -244,7 +244,7 @@ def _first(report: ReplayReport, pairs: Sequence[Pair], old: Sequence[Call], new
         return _section("First difference", _lead(call.name, _SAID[_kind(different)] + "."), fields, look="bad")
     if not pairs and "divergences" not in report:
         return None
-    return _section("No divergence", _lead("", "Every call is the recorded one."), look="good")
+    return _section("No divergence", _lead("", "All calls match the recording."), look="good")
 
 
 def _other(entry: Mapping[str, Any]) -> View:
@@ -336,7 +336,7 @@ def _semantic_hits(report: ReplayReport) -> View | None:
         _change(f"{hit.get('name', '?')} {float(hit.get('score', 0)):.0%}", hit, "recorded", "live")
         for hit in report.get("semanticHits") or ()
     )
-    note = _remark("Calls answered by a recorded call with other words.")
+    note = _remark("Calls answered by a recorded call with different wording.")
     return _section("Semantic hits", note, fields) if fields else None
 
 
@@ -394,7 +394,7 @@ def _row(pair: Pair, old: Sequence[Call], new: Sequence[Call]) -> View:
         "left": None if pair.left is None else _call(old[pair.left], pair.left),
         "right": None if pair.right is None else _call(new[pair.right], pair.right),
         "fields": _fields(diff.to_wire() for diff in pair.diffs),
-        "note": "At another place than in the recording." if pair.moved else "",
+        "note": "In a different position than in the recording." if pair.moved else "",
     }
     if kind in ("equal", "moved"):
         row["right"]["parts"] = []
@@ -481,7 +481,7 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
     worse, undecided = (any(one["verdict"] == word for one in verdicts) for word in ("worse", "undecided"))
     unclear = [str(name) for name in result.get("unclear") or ()]
     said = [
-        f"{one['variant']} beside {one['comparedWith']}: {one['verdict']} ({one['difference'] * 100:+.1f} points in "
+        f"{one['variant']} vs. {one['comparedWith']}: {one['verdict']} ({one['difference'] * 100:+.1f} points in "
         f"{one['pairs']} pairs, {one['leftOut']} left out; margin {float(result['margin']) * 100:g} points, "
         f"alpha {result['alpha']:g})"
         for one in verdicts
@@ -490,7 +490,7 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
         _tile(
             str(lane["variant"]),
             "-" if lane["passRate"] is None else f"{lane['passRate']:.1%}",
-            f"pass · {lane['cells']:,} cells · {lane['refused']:,} refused · {lane['errors']:,} bad rows · "
+            f"pass · {lane['cells']:,} cells · {lane['refused']:,} refused · {lane['errors']:,} failed cells · "
             f"{lane['calls']:,} model calls · cost {lane['cost']:.4f}",
             alarm=bool(lane["errors"]),
         )
@@ -507,7 +507,7 @@ def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) ->
         _remark(f"Embedder: {result['embedder']}." if result.get("embedder") else ""),
         _section(
             "Runs that did not pass everywhere, lowest first",
-            _remark("A list to look at: single runs are not tested."),
+            _remark("For inspection: the verdicts compare variants, not single runs."),
             table,
         )
         if parted

@@ -78,7 +78,7 @@ class Comparison:
 
     def __init__(self, *, alpha: float = 0.05, margin: float = 0.05, shares: Sequence[float] = shares(5)) -> None:
         if not (0.0 < alpha < 1.0 and 0.0 < margin < 1.0 and sum(shares) <= 1.0 + 1e-9):
-            raise ValueError("alpha and margin are between 0 and 1, and the rounds share no more than all of alpha")
+            raise ValueError("alpha and margin must be between 0 and 1, and the rounds must share no more than alpha")
         self._limits = [1.0 / (alpha * share) for share in shares]
         self._margin = margin
         self._of_run: dict[object, tuple[int, float]] = {}
@@ -97,7 +97,7 @@ class Comparison:
     def see(self, round_: int, run: object, difference: float) -> Decision:
         """Add a pair: of *run*, in *round_* (from 0, never decreasing). A decision is final."""
         if not -1.0 <= difference <= 1.0:
-            raise ValueError(f"a difference of two scores is between -1 and 1, not {difference}")
+            raise ValueError(f"a difference of two scores must be between -1 and 1, not {difference}")
         if self.decision != "undecided" or round_ >= len(self._limits):
             return self.decision
         if round_ != self._round:

@@ -106,9 +106,9 @@ def test_a_misspelt_variable_is_named(home: Path) -> None:
         check=False,
     )
     assert done.returncode == 0
-    assert "ANTIPHON_RETRY_MAX_ATEMPTS is no setting" in done.stderr
+    assert "ANTIPHON_RETRY_MAX_ATEMPTS is not a setting" in done.stderr
     assert "Did you mean ANTIPHON_RETRY_MAX_ATTEMPTS?" in done.stderr
-    assert "ANTIPHON_ZZZ is no setting" in done.stderr
+    assert "ANTIPHON_ZZZ is not a setting" in done.stderr
     assert "BASE_MS" not in done.stderr
 
 

@@ -97,7 +97,7 @@ def test_run_beside_run_has_the_first_difference_on_top_and_hides_ids(page: Page
     expect(page.locator(".card").first).to_contain_text("arguments.amount")
     expect(page.locator(".pair.changed")).to_have_count(1)
     expect(page.locator(".pair.changed pre:visible").first).to_contain_text("100")
-    expect(page.get_by_text("1 that a provider gives each response anew")).to_be_visible()
+    expect(page.get_by_text("1 that differ in every response")).to_be_visible()
     expect(page.locator(".ring")).to_have_count(1)
     assert page.locator(".part").count() == 2, "the score has its parts"
     page.get_by_label("Show ids and times").check()

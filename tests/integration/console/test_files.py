@@ -117,7 +117,7 @@ def test_a_long_run_is_one_file(app: Antiphon, browser: Browser, tmp_path: Path)
         expect(page.locator("#count")).to_have_text("10,000")
         assert page.locator(".line").count() < 80
         page.locator(".line", has_text="not sent").first.click()
-        expect(page.locator("aside .why")).to_contain_text("its result was used again")
+        expect(page.locator("aside .why")).to_contain_text("its result was reused")
         expect(page.get_by_label("Arguments")).to_contain_text('"n": 7')
         page.keyboard.press("j")
         expect(page.locator("aside h2")).not_to_have_text("")

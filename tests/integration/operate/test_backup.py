@@ -122,7 +122,7 @@ def test_a_store_that_is_there_is_kept_aside(tmp_path: Path, state: Path, comman
     gateway.close()
     refused = command("restore", "copy", check=False)
     assert refused.returncode == 2
-    assert "There is a store already" in refused.stderr
+    assert "A store already exists" in refused.stderr
     before = sorted(file.name for file in state.iterdir())
     refused = command("restore", "copy", "--force", "--seal-key", "nowhere", check=False)
     assert "There is no seal key nowhere. Nothing was restored." in refused.stderr
@@ -280,7 +280,7 @@ def test_artifacts_that_waited_for_the_bucket_are_not_put_back(tmp_path: Path, s
     for file in files:
         file.unlink()
     told = command("restore", "copy", "--force").stdout
-    assert "not restored: 1 artifact that waited for the bucket" in told
+    assert "not restored: 1 artifact not yet uploaded" in told
     assert "antiphon export RUN --upload" in told
     assert [file.exists() for file in files] == [False, True]
     assert (tmp_path / "copy/outbox" / names[0]).exists()

@@ -93,7 +93,7 @@ def test_what_is_not_there_and_what_is_not_ours_is_said(signed_in: S3Access) -> 
     place = storage.keep(app, find_run(app, run.id)).place
     other = application(settings(signed_in), tenant="rival")
     for wanted, why in (
-        ("s3://elsewhere/acme/x.antiphon", "does not lie in the configured bucket"),
+        ("s3://elsewhere/acme/x.antiphon", "is not in the configured bucket"),
         (place, "another tenant"),
     ):
         with pytest.raises(InvalidInput, match=why):

@@ -219,7 +219,7 @@ def run(
     for path in (folder / "world").iterdir():
         path.unlink()
     escaped = effects.count("escaped") + max(0, effects.count("paid") - rounds)
-    named = len(re.findall(r"tried after its end, and was refused: \w+", output))
+    named = len(re.findall(r"tried this after its end and was refused: \w+", output))
     return Counts(rounds, live, replayed, hurt, failed, escaped, named, code, seconds)
 
 

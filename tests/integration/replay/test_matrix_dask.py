@@ -249,9 +249,9 @@ def test_a_scheduler_that_ends_is_no_verdict(project: Path, cluster: Any) -> Non
         if status.done == 3:
             cluster.close()
 
-    with pytest.raises(InvalidInput, match="its workers cannot be used any more") as refused:
+    with pytest.raises(InvalidInput, match="its workers can no longer be used") as refused:
         plan.run(Dask(cluster.scheduler_address), progress=end)
-    assert refused.value.hint == f"Go on with: antiphon matrix --resume {plan.id}"
+    assert refused.value.hint == f"Resume with: antiphon matrix --resume {plan.id}"
     assert len(resumed(plan.id, plan.app).run(Local(2)).to_dicts()) == 16
 
 

@@ -72,7 +72,7 @@ def test_a_port_in_use_is_one_error_and_nothing_else_is_said(tmp_path: Path, com
 def test_a_host_that_this_machine_has_not(tmp_path: Path) -> None:
     with _started(tmp_path, "proxy", "--require-key", "--host", "192.0.2.1") as process:
         _, said = process.communicate(timeout=60)
-    assert "antiphon: 192.0.2.1 is no address of this machine: " in said
+    assert "antiphon: 192.0.2.1 is not an address of this machine: " in said
     assert (process.returncode, "Traceback" in said) == (2, False)
 
 

@@ -106,8 +106,8 @@ def test_an_executor_that_fails_is_no_verdict(
     assert main([*WORDS, "--store", store, "--llm", "agent.py:ask", "--json"]) == 2
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert last["error"] == "executor_failed"
-    assert "its workers cannot be used any more (OSError: no more processes)" in last["message"]
-    assert last["hint"] == f"Go on with: antiphon matrix --resume {first['matrix']}"
+    assert "its workers can no longer be used (OSError: no more processes)" in last["message"]
+    assert last["hint"] == f"Resume with: antiphon matrix --resume {first['matrix']}"
     monkeypatch.undo()
 
 
@@ -129,10 +129,10 @@ def test_an_interruption_is_the_last_line(
     monkeypatch.setattr("antiphon.ops.executors.Here.completed", interrupted)
     assert main([*words, "--json"]) == 130
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
-    hint = f"Go on with: antiphon matrix --resume {first['matrix']}"
+    hint = f"Resume with: antiphon matrix --resume {first['matrix']}"
     assert last == {"error": "interrupted", "message": "interrupted", "hint": hint}
     assert main(words) == 130
-    assert "antiphon: interrupted\n          Go on with: antiphon matrix --resume " in capsys.readouterr().err
+    assert "antiphon: interrupted\n          Resume with: antiphon matrix --resume " in capsys.readouterr().err
     monkeypatch.setattr("antiphon.cli.matrix._plan", interrupted)
     assert main([*words, "--json"]) == 130
     assert json.loads(capsys.readouterr().out)["error"] == "interrupted"
@@ -161,7 +161,7 @@ def test_the_verdict_is_printed_although_the_page_cannot_be_written(
         assert result["verdicts"][0]["verdict"] == "undecided"
         matrix, message, hint = result["id"], last["message"], last["hint"]
     else:
-        assert "old beside baseline: undecided" in shown.out
+        assert "old vs. baseline: undecided" in shown.out
         said, message, hint = shown.err.splitlines()
         matrix = said.split()[1].rstrip(":")
     assert "/dev/full: No space left on device. The result is kept in " in message
@@ -174,4 +174,4 @@ def test_the_verdict_is_printed_although_the_page_cannot_be_written(
 def test_a_prompt_that_is_not_utf_8_is_refused(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("brief.txt").write_bytes("Fasse dich kürzer.".encode("latin-1"))
     assert main(["matrix", "--select", "name=main", "--prompt", "brief.txt", "--store", store]) == 2
-    assert "The prompt brief.txt is not UTF-8 text: byte 13 does not fit." in capsys.readouterr().err
+    assert "The prompt brief.txt is not UTF-8 text: byte 13 is invalid." in capsys.readouterr().err

@@ -166,7 +166,7 @@ def test_a_matrix_without_all_its_cells_is_an_error(agent: Agent) -> None:
     with pytest.raises(antiphon.errors.AntiphonError, match="ended before all cells") as raised:
         plan.run(Mixed(agent.app))
     assert raised.value.code == "matrix_unfinished"
-    assert raised.value.hint == f"Go on with: antiphon matrix --resume {plan.id}"
+    assert raised.value.hint == f"Resume with: antiphon matrix --resume {plan.id}"
     assert plan.run().is_complete
 
 

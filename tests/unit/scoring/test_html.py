@@ -159,7 +159,7 @@ def test_without_divergence_the_first_difference_is_on_top() -> None:
 def test_a_call_at_another_place_says_so() -> None:
     calls: list[Any] = [{"name": name, "arguments": {"n": name}} for name in "abcd"]
     view = html.report_view({"timelineA": calls, "timelineB": [*calls[1:], calls[0]]})
-    assert "At another place than in the recording." in json.dumps(view)
+    assert "In a different position than in the recording." in json.dumps(view)
 
 
 def test_a_long_run_stays_a_small_page() -> None:

@@ -23,7 +23,7 @@ function Choose({id, other}) {
     try {
       const source = b || (await ask(address`/v1/recordings/${a}`)).sourceRun;
       if (source) location.hash = b ? address`#/compare/${a}/${b}` : address`#/compare/${source}/${a}`;
-      else setFailed("This run is no replay: choose another one to lay beside it.");
+      else setFailed("This run is not a replay: choose a run to compare it with.");
     } catch (error) {
       setFailed(error.message);
     }
@@ -51,11 +51,11 @@ export function Compare({id, other}) {
   const asked = id && other;
   useSubject(asked ? `${id.slice(0, 13)} beside ${other.slice(0, 13)}` : "");
   return html`${!found && html`<h1>Compare</h1>`}<${Choose} id=${id} other=${other} />
-    ${!asked && html`<p class="note">Choose two runs. Of a replay, choose only the replay: it is laid beside its recording.</p>`}
+    ${!asked && html`<p class="note">Choose two runs, or one replay to compare it with its recording.</p>`}
     ${failed && html`<p role="alert">${plain(failed)}</p>`}
     ${asked && !found && !failed && html`<p>Loading…</p>`}
     ${found && html`<p><label><input type="checkbox" checked=${every} onChange=${event => setEvery(event.currentTarget.checked)} /> Show ids and times</label>
-        ${found.hiddenIds > 0 && html` <span class="note">${number(found.hiddenIds)} that a provider gives each response anew are hidden.</span>`}</p>
+        ${found.hiddenIds > 0 && html` <span class="note">${number(found.hiddenIds)} that differ in every response are hidden.</span>`}</p>
       <p class="note"><a href=${address`#/runs/${id}`}>${id.slice(0, 13)}</a> beside <a href=${address`#/runs/${other}`}>${other.slice(0, 13)}</a></p>
       <${Report} view=${found.view} /><${Command} text=${`antiphon diff ${id} ${other}${every ? " --all" : ""}`} />`}`;
 }

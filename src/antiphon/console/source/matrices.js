@@ -25,7 +25,7 @@ export function Matrices() {
     ${found === null ? html`<p>Loading…</p>` : many.length === 0 ? html`<p>No matrix was started from this machine yet.</p>
       <${Command} text="antiphon matrix --select 'name=main' --model NEW --baseline --estimate" />` : html`
     <div class="wide" tabindex="0" role="region" aria-label="Matrices"><table>
-      <thead><tr><th scope="col">Matrix</th><th scope="col">Started</th><th scope="col">Runs</th><th scope="col">Progress</th><th scope="col">Verdict beside the first variant</th></tr></thead>
+      <thead><tr><th scope="col">Matrix</th><th scope="col">Started</th><th scope="col">Runs</th><th scope="col">Progress</th><th scope="col">Verdict vs. the first variant</th></tr></thead>
       <tbody>${many.map((one, index) => html`<tr key=${one.id} class=${index === at ? "at" : ""}>
         <td><a href=${address`#/matrices/${one.id}`}><code>${one.id.slice(0, 13)}</code></a></td><td>${when(one.createdAtMs)}</td>
         <td>${number(one.runs)}</td><td><${Progress} one=${one} /></td><td><${Verdicts} one=${one} /></td></tr>`)}</tbody></table></div>`}`;
