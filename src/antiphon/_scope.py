@@ -157,7 +157,6 @@ class RunScope(Opaque, kw_only=True, eq=False):
     """The store description whose journal *write* writes to: claims on the same store share its transaction."""
     invoker: Invoker | None = None
     tenant: str = "default"
-    workspace: str = "default"
     place: tuple[str, str, str | None] = ("", "default", None)
     """Session, actor and workspace of calls that name no session: the run, so that none blocks another."""
     llm_cache: Any = None
@@ -270,17 +269,8 @@ class RunScope(Opaque, kw_only=True, eq=False):
                 self.twins[path] = nth + 1
         return Lane(f"{path}{nth}", me, parent.parent)
 
-    @contextmanager
-    def inside(self, call: str) -> Iterator[None]:
-        """Nested calls made by the body of *call* get a lane of their own."""
-        token = self.go_inside(call)
-        try:
-            yield
-        finally:
-            _cursor.reset(token)
-
     def go_inside(self, call: str) -> Token[Cursor | None]:
-        """The same for the rest of a context that ends with the body of the call."""
+        """Nested calls made by the body of *call* get a lane of their own, for the rest of this context."""
         return _cursor.set(_new(Cursor, (self, Lane(f"{call}>", _me(), call), 0)))
 
     @contextmanager

@@ -318,10 +318,6 @@ class BaseGateway:
         sample(self._plans, tenants, left)
         return self._plans.reporter.render()
 
-    def sample(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """Put the store's records by tool and state (``SyncJournal.counts``) into the metrics before they are read."""
-        self._plans.reporter.dedupe(counts)
-
     def configure(self, settings: Settings) -> None:
         """Apply new settings while running: switches, per-tool overrides, policies."""
         self._plans.configure(settings)

@@ -313,7 +313,6 @@ class Recorder:
         redactor: Redactor,
         blobs: Callable[[], Blobs | None],
         tenant: str,
-        workspace: str,
         key: RunKey | None = None,
         ring: KeyRing | None = None,
         invoker: Invoker | None = None,
@@ -368,7 +367,6 @@ class Recorder:
             store=store,
             invoker=invoker,
             tenant=tenant,
-            workspace=workspace,
         )
 
     @functools.cached_property

@@ -119,8 +119,8 @@ class Breaker:
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def permit(self, now: float, lease_ms: float | None = None) -> Permit | Refusal:
-        """Permission for one attempt, or why not. *lease_ms*: how long a probe may take (default: the policy's)."""
+    def permit(self, now: float) -> Permit | Refusal:
+        """Permission for one attempt, or why not."""
         given = self.pass_for_all
         if given is not None:
             return given
@@ -134,8 +134,8 @@ class Breaker:
                 return Permit(own.epoch, own.ring, own.fails, transitions=moves) if moves else own
             if self.state == "OPEN":
                 moves += self._enter("HALF_OPEN", "cooled down", math.inf)
-            lease = self.policy.probe_lease_ms if lease_ms is None else lease_ms
-            probe = Permit(self.epoch, deque(), deque(), probe=True, lease_until=now + lease / 1000, transitions=moves)
+            until = now + self.policy.probe_lease_ms / 1000
+            probe = Permit(self.epoch, deque(), deque(), probe=True, lease_until=until, transitions=moves)
             self._probes.add(probe)
             return probe
 

@@ -146,7 +146,6 @@ class Resources:
             ring=self.keys,
             blobs=lambda: self.blobs,
             tenant=self.tenant,
-            workspace=self.workspace,
             invoker=invoker,
             write=write,
             write_async=write_async,

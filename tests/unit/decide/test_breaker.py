@@ -222,9 +222,9 @@ def test_pitfall_16_cooldown_of_a_lost_probe_runs_from_the_end_of_its_lease() ->
     assert [move.to_state for move in late.transitions] == ["OPEN", "HALF_OPEN"]
 
 
-def test_a_slow_tool_may_ask_for_a_longer_probe() -> None:
-    breaker = opened()
-    given = breaker.permit(30.0, lease_ms=600_000)
+def test_the_policy_of_a_slow_tool_may_allow_a_longer_probe() -> None:
+    breaker = opened(policy=BreakerPolicy(probe_lease_ms=600_000))
+    given = breaker.permit(30.0)
     assert isinstance(given, Permit)
     assert isinstance(breaker.permit(500.0), Refusal)
     breaker.success(given, 600.0)
@@ -598,8 +598,8 @@ def test_what_else_is_told_does_not_end_a_pause() -> None:
 
 
 def test_a_caller_is_sent_away_for_the_rest_of_a_short_probe() -> None:
-    breaker = opened()
-    assert isinstance(breaker.permit(30.0, lease_ms=500), Permit)
+    breaker = opened(policy=BreakerPolicy(probe_lease_ms=500))
+    assert isinstance(breaker.permit(30.0), Permit)
     assert refusal(breaker, 30.25).retry_after_ms == 250
 
 

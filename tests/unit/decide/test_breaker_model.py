@@ -81,8 +81,8 @@ class RefusalsExtend(Breaker):
 
     __slots__ = ()
 
-    def permit(self, now: float, lease_ms: float | None = None) -> Permit | Refusal:
-        given = super().permit(now, lease_ms)
+    def permit(self, now: float) -> Permit | Refusal:
+        given = super().permit(now)
         if isinstance(given, Refusal) and self.state == "OPEN":
             self._until += 1.0
         return given

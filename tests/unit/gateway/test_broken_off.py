@@ -397,7 +397,6 @@ def _recorded(case: Case, *, store: Any = None, invoker: Any = None) -> None:
             redactor=REDACTOR,
             blobs=lambda: None,
             tenant="default",
-            workspace="default",
         )
         recorder.scope.invoker = invoker
         token = recorder.scope.activate()

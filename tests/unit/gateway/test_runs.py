@@ -28,7 +28,6 @@ def recorded(rig: Rig, run: str = "run-1", store: Any = None, write_async: Any =
         redactor=Redactor(Rules(), salt="00" * 16),
         blobs=lambda: None,
         tenant="default",
-        workspace="default",
         write=None if write_async is None else store.open_sync().append,
         write_async=write_async,
     )

@@ -345,7 +345,6 @@ class Scene:
             key=RunKey("run-1", b"k" * 32, keeps=False),
             blobs=lambda: None,
             tenant="default",
-            workspace="default",
         )
         token = recorder.scope.activate()
         try:

@@ -35,7 +35,6 @@ def recorder(tmp_path: Path) -> Recorder:
         redactor=Redactor(Rules(), salt="00" * 16),
         blobs=lambda: blobs,
         tenant="default",
-        workspace="default",
     )
 
 
