@@ -9,6 +9,7 @@ import msgspec
 
 from antiphon.contract.events import MASKS, OF_THE_STORE, PSEUDONYMS, SEALED, Event
 from antiphon.redact._redactor import Mask
+from antiphon.redact._splice import below, pairs
 from antiphon.redact._standins import mask_of
 
 _MISSING = object()
@@ -61,24 +62,15 @@ def text_at(document: Any, mask: Mask) -> str:
     return leaf[mask.start : mask.start + mask.length] if isinstance(leaf, str) else ""
 
 
-def differences(before: Any, after: Any, pointer: str = "") -> list[Mask]:
+def differences(before: Any, after: Any) -> list[Mask]:
     """Where the texts of two documents of the same shape differ, for stand-ins whose places were not recorded."""
-    if isinstance(before, dict) and isinstance(after, dict) and len(before) == len(after):
-        found: list[Mask] = []
-        for old, (name, new) in zip(before.values(), after.items(), strict=True):
-            found += differences(old, new, f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}")
-        return found
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        return [
-            mask
-            for index, pair in enumerate(zip(before, after, strict=True))
-            for mask in differences(*pair, f"{pointer}/{index}")
-        ]
-    old, new = str(before), str(after)
-    if before == after or len(old) != len(new):
-        return []
-    changed = [at for at, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
-    return [Mask(pointer, changed[0], changed[-1] + 1 - changed[0], PIECE)]
+    found: list[Mask] = []
+    for pointer, is_name, old, new in pairs(before, after):
+        if is_name or old == new or len(str(old)) != len(str(new)):
+            continue
+        changed = [at for at, (a, b) in enumerate(zip(str(old), str(new), strict=True)) if a != b]
+        found.append(Mask(pointer, changed[0], changed[-1] + 1 - changed[0], PIECE))
+    return found
 
 
 def viewed(event: Event) -> Event:
@@ -106,7 +98,7 @@ def _shown(value: Any, pointer: str, by_leaf: dict[str, list[Mask]]) -> Any:
     if isinstance(value, dict):
         shown = {}
         for name, item in value.items():
-            where = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+            where = below(pointer, name)
             masks = [mask for mask in by_leaf.get(where, ()) if mask.key]
             shown[_covered(name, masks)] = _shown(item, where, by_leaf)
         return shown

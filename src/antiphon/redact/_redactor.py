@@ -17,7 +17,7 @@ from antiphon.redact._detect import TRIVIAL, Span, TextRules, detected, fits
 from antiphon.redact._names import KEEP, Field
 from antiphon.redact._prefilter import ALL, AT, KNOWN, NUMBERS, USER, WORDS, Prefilter
 from antiphon.redact._rules import MASK, Rules
-from antiphon.redact._splice import Masked, MaskedInt, Piece, splice
+from antiphon.redact._splice import Masked, MaskedInt, Piece, pairs, splice
 from antiphon.redact._standins import (
     Hit,
     Placeholders,
@@ -275,7 +275,7 @@ class Redactor:
             return clean, []
         return clean, [
             Mask(pointer, piece.at, len(piece.new), piece.kind, is_key)
-            for pointer, is_key, leaf in _changed(before, after)
+            for pointer, is_key, _, leaf in pairs(before, after, changed=True)
             for piece in _pieces_of(leaf)
         ]
 
@@ -308,7 +308,7 @@ class Redactor:
         """Each secret of JSON-like *value* as (JSON pointer, kind, secret): for tools that report, never for logs."""
         causes = self._causes(value)
         probe = self._walk(value, causes) if causes else value
-        for where, _, leaf in _changed(value, probe, pointer):
+        for where, _, _, leaf in pairs(value, probe, pointer, changed=True):
             for piece in _pieces_of(leaf):
                 yield where, piece.kind, piece.secret
 
@@ -640,34 +640,6 @@ def _named(fields: list[tuple[Any, Any, Any]]) -> dict[Any, Any]:
 
 def _pieces_of(leaf: Any) -> list[Piece]:
     return leaf.pieces if isinstance(leaf, (Masked, MaskedInt)) else []
-
-
-def _changed(before: Any, after: Any, pointer: str = "") -> list[tuple[str, bool, Any]]:
-    """The leaves that were replaced: pointer (with new field names), whether it is a name, and the leaf."""
-    found: list[tuple[str, bool, Any]] = []
-    if before is not after:
-        _collect(before, after, pointer, found)
-    return found
-
-
-def _collect(before: Any, after: Any, pointer: str, found: list[tuple[str, bool, Any]]) -> None:
-    if type(after) is Masked:
-        found.append((pointer, False, after))
-    elif isinstance(before, dict) and isinstance(after, dict):
-        for old, (name, new) in zip(before.values(), after.items(), strict=True):
-            if new is old and type(name) is str:
-                continue
-            where = f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
-            if type(name) is Masked:
-                found.append((where, True, name))
-            if new is not old:
-                _collect(old, new, where, found)
-    elif isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
-        for index, (old, new) in enumerate(zip(before, after, strict=True)):
-            if new is not old:
-                _collect(old, new, f"{pointer}/{index}", found)
-    else:
-        found.append((pointer, False, after))
 
 
 def _as_plain(before: Any, after: Any) -> Any:

@@ -81,10 +81,10 @@ class MaskedInt(int):
 
 def splice(text: str, before: Any, after: Any) -> Masked | None:
     """The JSON *text* of *before* with the leaves of *after*; ``None`` if the two do not match."""
-    leaves = _leaves(before, after)
+    leaves = pairs(before, after)
     pieces: list[Piece] = []
     for token in _TOKEN.finditer(text):
-        old, new = next(leaves, (None, None))
+        _, _, old, new = next(leaves, ("", False, None, None))
         if not isinstance(new, (Masked, MaskedInt)):
             continue
         found = _in_token(text, token.start(), token.end(), old, new)
@@ -137,14 +137,26 @@ def _unicode(char: str) -> str:
     return "".join(f"\\u{unit}" for unit in units.split())
 
 
-def _leaves(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:
-    """Names and leaves in written order."""
-    if isinstance(before, dict) and isinstance(after, dict):
+def pairs(before: Any, after: Any, pointer: str = "", *, changed: bool = False) -> Iterator[tuple[str, bool, Any, Any]]:
+    """Names and leaves of two documents in written order: JSON pointer, whether it is a name, old, new.
+
+    With *changed*, identical parts are skipped.
+    """
+    if isinstance(before, dict) and isinstance(after, dict) and len(before) == len(after):
         for (old_name, old), (name, new) in zip(before.items(), after.items(), strict=True):
-            yield old_name, name
-            yield from _leaves(old, new)
-    elif isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
-        for old, new in zip(before, after, strict=True):
-            yield from _leaves(old, new)
-    else:
-        yield before, after
+            if changed and new is old and name is old_name:
+                continue
+            where = below(pointer, name)
+            yield where, True, old_name, name
+            yield from pairs(old, new, where, changed=changed)
+    elif isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)) and len(before) == len(after):
+        for index, (old, new) in enumerate(zip(before, after, strict=True)):
+            if not (changed and new is old):
+                yield from pairs(old, new, f"{pointer}/{index}", changed=changed)
+    elif not (changed and after is before):
+        yield pointer, False, before, after
+
+
+def below(pointer: str, name: Any) -> str:
+    """The JSON pointer to the member *name*."""
+    return f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
