@@ -16,11 +16,14 @@ from pathlib import Path
 
 import msgspec
 
+from antiphon._gateway import settings as of_gateways
 from antiphon.cli import COMMANDS
 from antiphon.cli._base import find
 from antiphon.config import model
 from antiphon.config.load import settable
-from antiphon.config.model import Config, ProviderSection, RuleSection, Section
+from antiphon.config.model import Config, ProviderSection, RuleSection
+from antiphon.contract._base import Section
+from antiphon.decide import loop
 
 ROOT = Path(__file__).resolve().parent.parent / "docs" / "reference"
 NOTE = "Made from the code by `scripts/make_reference.py`; do not edit."
@@ -93,8 +96,9 @@ def _table(title: str, section: type[Section], meanings: dict[str, dict[str, str
     head = "| setting | default | meaning |" + (" environment |" if variable else "")
     lines = [f"## {title}\n", _markdown(inspect.cleandoc(section.__doc__ or "")), "", head]
     lines.append("|---" * (4 if variable else 3) + "|")
+    inherited = [meanings[kind.__name__] for kind in section.__mro__ if kind.__name__ in meanings]
     for field in msgspec.structs.fields(section):
-        meaning = _markdown(meanings[section.__name__][field.name])
+        meaning = _markdown(next(known[field.name] for known in inherited if field.name in known))
         line = f"| `{field.name}` | {_default(field)} | {meaning} |"
         plain = variable and settable(field.type)
         lines.append(line + (f" `ANTIPHON_{variable}_{field.name}` |".upper() if plain else " |" if variable else ""))
@@ -104,7 +108,7 @@ def _table(title: str, section: type[Section], meanings: dict[str, dict[str, str
 def _meanings() -> dict[str, dict[str, str]]:
     """The sentence below each field of each section."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(model)).body:
+    for node in (node for module in (model, of_gateways, loop) for node in ast.parse(inspect.getsource(module)).body):
         if not isinstance(node, ast.ClassDef):
             continue
         texts = found.setdefault(node.name, {})

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from antiphon.config.model import Config, Section
+from antiphon.config.model import Config
 from antiphon.config.place import FILE_NAME, project_file, test_stores
+from antiphon.contract._base import Section
 from antiphon.errors import ConfigError
 
 log: logging.Logger = logging.getLogger("antiphon.config")

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from antiphon.contract._base import Lasting
+from antiphon._gateway.settings import ApprovalPolicy, GatewayOptions, ToolSwitches
+from antiphon.contract._base import Count, Lasting, Positive, Seconds, Section
+from antiphon.decide.loop import LoopLimits
 from antiphon.errors import ConfigError
 
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
-Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
-"""At most a year; infinity is not a number of seconds."""
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the file; unknown names are refused."""
 
 
 class StoreSection(Section, frozen=True):
@@ -36,37 +29,6 @@ class StoreSection(Section, frozen=True):
     """File with the key that seals results containing secrets; SQLite creates one automatically."""
     wait_replicas: Count = 0
     """Redis: replicas that must confirm the claim of a ``safetyCritical`` call before it is dispatched."""
-
-
-class GatewaySection(Section, frozen=True):
-    """Guarded calls."""
-
-    tenant: str = "default"
-    """Owner of the data; part of every key."""
-    workspace: str = "default"
-    """Subdivision of a tenant; part of every key."""
-    enabled: bool = True
-    """Off: tools are called directly, without any protection."""
-    open_mode: bool = True
-    """Off: circuit breakers count failures but block only while forced open."""
-    derive_keys: bool = True
-    """Off: calls without an explicit key are not deduplicated."""
-    shadow: bool = False
-    """Log what would have been done without changing anything."""
-    payload_limit: Count = 262_144
-    """Largest result in bytes that is stored in the claim record; larger ones go to the blob store."""
-    result_limit: Count = 67_108_864
-    """Largest result in bytes that is stored at all."""
-    lease_cap_ms: Positive = 3_600_000
-    """Longest total time for which a lease is renewed."""
-    stream_idle_ms: Positive = 300_000
-    """A stream that is not read for this long counts as abandoned."""
-    abandoned_threads: Count = 64
-    """Timed-out threads that may still be running before calls to tools with a timeout are refused."""
-    refresh_ms: Positive = 1_000
-    """How often switches, the configuration file and shared breakers are checked."""
-    breaker_quorum: Positive = 2
-    """Processes that must see a dependency fail before the breaker opens for the whole fleet."""
 
 
 class RetrySection(Section, frozen=True):
@@ -124,21 +86,9 @@ class TtlSection(Section, frozen=True):
     """How long a claim is held without renewal."""
 
 
-class ToolSection(Section, frozen=True):
+class ToolSection(ToolSwitches, frozen=True):
     """Overrides for one tool, ``[tools."namespace/name"]``."""
 
-    enabled: bool | None = None
-    """Off: this tool is called directly."""
-    shadow: bool | None = None
-    """Like ``gateway.shadow``, for this tool."""
-    timeout: Seconds | None = None
-    """Timeout of one attempt in seconds."""
-    reuse: Literal["turn", "session", "never"] | float | None = None
-    """How long a result answers new calls with equal arguments: ``turn``, ``session``, ``never`` or seconds."""
-    on_store_outage: Literal["closed", "open"] | None = None
-    """When the store is down: ``closed`` refuses the call, ``open`` makes it without a claim."""
-    forced_open: bool = False
-    """Keeps this tool's breaker open until the setting is removed."""
     retry: RetrySection | None = None
     """Like ``[retry]``, for this tool."""
     breaker: BreakerSection | None = None
@@ -318,44 +268,6 @@ class HostSection(Section, frozen=True):
     """Advertised replay window; capped at ``record.retention_days``."""
 
 
-class LoopSection(Section, frozen=True):
-    """Loop guard and per-run limits."""
-
-    enabled: bool = True
-    """Off: no loop detection; the limits ``max_calls``, ``max_seconds`` and ``max_cost`` still apply."""
-    note_after: Positive = 10
-    """Equal calls with equal results before the model gets a note."""
-    block_after: Positive = 20
-    """Equal calls with equal results before the call is refused."""
-    note_rounds: Positive = 6
-    """Rounds of a cycle before the model gets a note."""
-    block_rounds: Positive = 12
-    """Rounds of a cycle before the call is refused."""
-    ceiling: Positive = 200
-    """Equal calls, whatever they return, before the call is refused."""
-    end_after_blocks: Positive = 3
-    """Refused calls without progress before the run ends."""
-    max_calls: Positive | None = None
-    """Calls per run; the run ends when it is exceeded. Applies with ``enabled = false``, too."""
-    max_seconds: Seconds | None = None
-    """Duration of a run in seconds; otherwise like ``max_calls``."""
-    max_cost: Annotated[float, Meta(gt=0)] | None = None
-    """Cost of a run: the ``cost`` of its tools plus its tokens by ``[prices]``; then no further tool runs."""
-
-
-class ApprovalPolicySection(Section, frozen=True):
-    """When calls need a person; any condition that holds is enough, and without one every call does."""
-
-    version: Annotated[str, Meta(min_length=1)]
-    """Change it with the rule: approvals given under another version are void."""
-    above: dict[str, float] = {}
-    """Parameters that may be at most so large, ``{ amount = 100 }``; anything else than a number needs a person."""
-    one_of: dict[str, tuple[Any, ...]] = {}
-    """Parameters with one of these values, ``{ account = ["operations"] }``."""
-    not_one_of: dict[str, tuple[Any, ...]] = {}
-    """Parameters with any other value than these, ``{ currency = ["EUR"] }``."""
-
-
 class ApprovalsSection(Section, frozen=True):
     """Who may approve calls, and by which rules they need it."""
 
@@ -363,7 +275,7 @@ class ApprovalsSection(Section, frozen=True):
     """Whether the actor that made a call may approve it."""
     url: str = ""
     """Where people open signed links, ``https://desk.example.com/approve``: the page that ``antiphon serve`` has."""
-    policies: dict[str, ApprovalPolicySection] = {}
+    policies: dict[str, ApprovalPolicy] = {}
     """Rules by name, for ``@gateway.tool(approve="name")``."""
 
 
@@ -371,11 +283,11 @@ class Config(Section, frozen=True):
     """The whole file."""
 
     store: StoreSection = StoreSection()
-    gateway: GatewaySection = GatewaySection()
+    gateway: GatewayOptions = GatewayOptions()
     retry: RetrySection = RetrySection()
     breaker: BreakerSection | None = None
     ttl: TtlSection = TtlSection()
-    loop: LoopSection = LoopSection()
+    loop: LoopLimits = LoopLimits()
     tools: dict[str, ToolSection] = {}
     approvals: ApprovalsSection = ApprovalsSection()
     telemetry: TelemetrySection = TelemetrySection()

@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from antiphon._gateway.settings import ApprovalPolicy, Settings, ToolOverride
+from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._late import LateRedactor
 from antiphon.config.load import Loaded, changed, load, process_environment
-from antiphon.config.model import ArtifactsSection, Config, Section
+from antiphon.config.model import ArtifactsSection, Config
 from antiphon.config.place import DATABASE, Place, state_place, test_stores
+from antiphon.contract._base import Section
 from antiphon.contract.spec import POLICIES
 from antiphon.decide.loop import LoopPolicy
 from antiphon.errors import ConfigError, InvalidInput
@@ -57,7 +58,7 @@ def settings_of(config: Config) -> Settings:
         loop=LoopPolicy(**_fields(config.loop)),
         wait_replicas=config.store.wait_replicas,
         tools={name: ToolOverride(**{**_fields(tool), **_policies(tool)}) for name, tool in config.tools.items()},
-        approvals={name: ApprovalPolicy(**_fields(one)) for name, one in config.approvals.policies.items()},
+        approvals=config.approvals.policies,
     )
 
 

@@ -11,7 +11,22 @@ from msgspec import UNSET, Meta, UnsetType
 
 from antiphon.errors import ContractError
 
-__all__ = ["LONGEST_MS", "UNSET", "Id", "Lasting", "Millis", "Name", "UnsetType", "Value", "decode", "given"]
+__all__ = [
+    "LONGEST_MS",
+    "UNSET",
+    "Count",
+    "Id",
+    "Lasting",
+    "Millis",
+    "Name",
+    "Positive",
+    "Seconds",
+    "Section",
+    "UnsetType",
+    "Value",
+    "decode",
+    "given",
+]
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 """Any non-empty id of up to 256 characters (ours are UUIDv7)."""
@@ -22,6 +37,11 @@ LONGEST_MS = 100 * 365 * 86_400_000
 """A hundred years: as long as anything is kept."""
 Lasting = Annotated[int, Meta(ge=1, le=LONGEST_MS)]
 """Milliseconds for which something is kept or held."""
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+"""At most a year; infinity is not a number of seconds."""
 
 T = TypeVar("T")
 _PATH = re.compile(r" - at `(?P<path>.+)`$")
@@ -40,6 +60,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_un
     def from_wire(cls, document: Any) -> Self:
         """Read the JSON form (plain data, ``str`` or ``bytes``); an error names the field's path."""
         return decode(document, cls)
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the configuration file; unknown names are refused."""
 
 
 class Opaque(msgspec.Struct):

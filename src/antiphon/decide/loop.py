@@ -27,11 +27,10 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from antiphon.contract._base import Millis, Value
+from antiphon.contract._base import Millis, Positive, Seconds, Section
 
 Action = Literal["allow", "note", "backoff", "block", "end"]
 LoopReason = Literal["", "identical", "cycle", "ceiling", "poll", "calls", "seconds", "cost"]
-Count = Annotated[int, Meta(ge=1)]
 
 LONGEST_CYCLE = 4
 _NO_CYCLE = (0, 0, 0)
@@ -62,24 +61,38 @@ _NOISE = (
 )
 
 
-class LoopPolicy(Value, frozen=True):
-    """When a run counts as stuck in a loop."""
+class LoopLimits(Section, frozen=True):
+    """Loop guard and per-run limits."""
 
     enabled: bool = True
-    """Off: nothing is treated as a loop; caps that were set still apply."""
-    note_after: Count = 10
-    block_after: Count = 20
-    note_rounds: Count = 6
-    block_rounds: Count = 12
-    ceiling: Count = 200
-    end_after_blocks: Count = 3
+    """Off: no loop detection; the limits ``max_calls``, ``max_seconds`` and ``max_cost`` still apply."""
+    note_after: Positive = 10
+    """Equal calls with equal results before the model gets a note."""
+    block_after: Positive = 20
+    """Equal calls with equal results before the call is refused."""
+    note_rounds: Positive = 6
+    """Rounds of a cycle before the model gets a note."""
+    block_rounds: Positive = 12
+    """Rounds of a cycle before the call is refused."""
+    ceiling: Positive = 200
+    """Equal calls, whatever they return, before the call is refused."""
+    end_after_blocks: Positive = 3
+    """Refused calls without progress before the run ends."""
+    max_calls: Positive | None = None
+    """Calls per run; the run ends when it is exceeded. Applies with ``enabled = false``, too."""
+    max_seconds: Seconds | None = None
+    """Duration of a run in seconds; otherwise like ``max_calls``."""
+    max_cost: Annotated[float, Meta(gt=0)] | None = None
+    """Cost of a run: the ``cost`` of its tools plus its tokens by ``[prices]``; then no further tool runs."""
+
+
+class LoopPolicy(LoopLimits, frozen=True):
+    """When a run counts as stuck in a loop."""
+
     poll_base_ms: Millis = 1_000
     poll_max_ms: Millis = 60_000
-    remember: Count = 512
+    remember: Positive = 512
     """How many different calls a run remembers: at least the latest ones, at most twice as many."""
-    max_calls: Count | None = None
-    max_seconds: Annotated[float, Meta(gt=0)] | None = None
-    max_cost: Annotated[float, Meta(gt=0)] | None = None
 
     @property
     def watches(self) -> bool:
