@@ -10,14 +10,15 @@ spans, webhooks and views hold masks such as these. Equal values have equal mask
 
 from __future__ import annotations
 
+from typing import Any
+
 from antiphon.redact._quotes import secrets_in, without_values
-from antiphon.redact._redactor import EqualityPattern, Mask, Redactor, same_after_redaction
+from antiphon.redact._redactor import Mask, Redactor
 from antiphon.redact._rules import Rule, Rules
 from antiphon.redact._scan import Finding, files_below, scan_path
 from antiphon.redact._stream import StreamRedactor
 
 __all__ = [
-    "EqualityPattern",
     "Finding",
     "Mask",
     "Redactor",
@@ -25,8 +26,18 @@ __all__ = [
     "Rules",
     "StreamRedactor",
     "files_below",
-    "same_after_redaction",
     "scan_path",
     "secrets_in",
     "without_values",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("EqualityPattern", "same_after_redaction"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from warnings import warn
+
+    from antiphon.redact import _compare
+
+    warn(f"antiphon.redact.{name} is deprecated: replays compare masked values", DeprecationWarning, stacklevel=2)
+    return getattr(_compare, name)

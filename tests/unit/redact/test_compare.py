@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon.redact import EqualityPattern, Redactor, same_after_redaction
+import pytest
+
+from antiphon import redact
+from antiphon.redact import Redactor, _compare
+from antiphon.redact._compare import EqualityPattern, same_after_redaction
 from tests.unit.redact.corpus import Forge, tokens
 
 SALT = "0011223344"
@@ -60,3 +64,11 @@ def test_secrets_as_keys_of_a_mapping() -> None:
     recorded = RECORDER.redact({KEYS[0]: 1, "b": 2})
     assert same_after_redaction(recorded, {OTHER[0]: 1, "b": 2}, SALT)
     assert not same_after_redaction(recorded, {OTHER[0]: 2, "b": 2}, SALT)
+
+
+@pytest.mark.parametrize("name", _compare.__all__)
+def test_old_names_warn(name: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"antiphon.redact.{name} is deprecated"):
+        assert getattr(redact, name) is getattr(_compare, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = redact.nothing
