@@ -13,6 +13,8 @@ import html
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from datetime import UTC, datetime
+from importlib.resources import files
+from string import Template
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -33,12 +35,9 @@ Desk = Callable[[Scope, Link], Approvals]
 
 _LARGEST, _SLOWEST_S = 16_384, 30.0
 _LONGEST_REASON = 500
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:2rem auto;padding:0 1rem}"
-    "dt{font-weight:600}dd{margin:0 0 .75rem}pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f4f5f7;"
-    "color:#1a1c20;padding:.75rem}textarea{width:100%;font:inherit}button{font:inherit;padding:.5rem 1.5rem;"
-    "margin:1rem 1rem 0 0}"
-)
+_FILES = files("antiphon.ops")
+_STYLE = (_FILES / "approval_page.css").read_text(encoding="utf-8")
+_PAGE, _FORM = (Template((_FILES / f"approval_{name}.html").read_text(encoding="utf-8")) for name in ("page", "form"))
 _HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 HEADERS = (
     (b"content-type", b"text/html; charset=utf-8"),
@@ -189,12 +188,8 @@ def _page(shown: dict[str, Any], link: Link, token: str) -> bytes:
 def _questions(link: Link, token: str) -> str:
     names = {"approve": "Approve", "deny": "Deny"}
     buttons = "".join(f'<button name="decision" value="{one}">{names[one]}</button>' for one in link.may)
-    return (
-        f'<form method="post" action="?"><input type="hidden" name="token" value="{html.escape(token)}">'
-        f'<p><label for="reason">Reason (sent to the agent if you deny)</label>'
-        f'<textarea id="reason" name="reason" rows="2" maxlength="{_LONGEST_REASON}"></textarea></p>'
-        f"<p>You decide as {html.escape(link.to)}. The approval is valid for one call with these arguments.</p>"
-        f"{buttons}</form>"
+    return _FORM.substitute(
+        token=html.escape(token), longest=_LONGEST_REASON, person=html.escape(link.to), buttons=buttons
     )
 
 
@@ -207,8 +202,4 @@ def _paragraph(text: str) -> str:
 
 
 def _document(title: str, *parts: str) -> bytes:
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width"><meta name="robots" content="noindex">'
-        f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>{''.join(parts)}</body></html>"
-    ).encode()
+    return _PAGE.substitute(title=html.escape(title), style=_STYLE, content="".join(parts)).encode()
