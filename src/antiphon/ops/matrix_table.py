@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -201,14 +201,7 @@ def _held(path: Path, matrix_id: str) -> Any:
     """A lock that only one process holds, until it closes the file or ends."""
     file = path.open("ab")
     try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         file.close()
         raise InvalidInput(
