@@ -25,7 +25,7 @@ from antiphon._gateway.report import About, Listeners, Reporter, Tallies, Tally
 from antiphon._gateway.result_store import ResultStore
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.store_breaker import StoreBreaker
-from antiphon._gateway.switches import Switches
+from antiphon._gateway.switches import in_effect
 from antiphon._gateway.threads import ThreadRunner
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guards
@@ -276,19 +276,20 @@ class Plan:
         self.is_keyed: bool = keyed or (shadow_of is not None and shadow_of.is_keyed)
         """Whether its calls name what they are about."""
         self._keyed: Plan | None = None
-        spec, switches, reporter = tool.spec, plans.switches, plans.reporter
+        spec, settings, reporter = tool.spec, plans.settings, plans.reporter
         self.plans: Plans = plans
         self.tool: Tool = tool
         self.name: str = tool.full_name
         self.stale: bool = False
         """Something has changed since."""
-        self._settings = plans.settings
+        self._settings = settings
         # what is switched on
-        self.off: bool = not switches.enabled or self.name in switches.tools_off or spec.name in switches.tools_off
+        own = [settings.tools[name] for name in (self.name, spec.name) if name in settings.tools]
+        self.off: bool = not settings.enabled or any(override.enabled is False for override in own)
         self.watched_only: bool = self.off or shadow_of is not None
         """The layer is off or in shadow mode: the function alone decides."""
-        self.open_mode: bool = switches.open_mode and not self.watched_only
-        self.unclaimed: bool = self.off or not switches.derive_keys
+        self.open_mode: bool = settings.open_mode and not self.watched_only
+        self.unclaimed: bool = self.off or not settings.derive_keys
         self.hooks: Hooks | None = plans.hooks if plans.hooks.active else None
         heard = not self.off
         self.on_start: Listeners = reporter.who_wants("tool_call_start") if heard else ()
@@ -348,7 +349,7 @@ class Plan:
         """What applies to a call in shadow mode itself: nothing."""
         if shadow_of is not None:
             self.bare.path, self.bare.unclaimed = (), True
-        shadowed = shadow_of is None and not self.off and switches.any_shadow and switches.shadows(tool)
+        shadowed = shadow_of is None and not self.off and (settings.shadow or any(override.shadow for override in own))
         shadowed = shadowed and tool.approving is None  # a call that needs a person is never only watched
         self.shadow: Plan | None = Plan(plans, tool, shadow_of=self) if shadowed else None
         """How calls that are only watched are made."""
@@ -419,8 +420,10 @@ class Plans:
     def __init__(self, dependencies: Dependencies, *, asynchronous: bool) -> None:
         self._reload = dependencies.reload
         self.store: Store = dependencies.store
-        settings, clock = dependencies.settings, dependencies.clock
+        settings, clock = in_effect(dependencies.settings), dependencies.clock
+        self._given = dependencies.settings
         self.settings: Settings = settings
+        """The settings in effect."""
         self.clock: Clock = clock
         plain = type(clock).now_ms is Clock.now_ms
         self.time_ns: Callable[[], int] = time.time_ns if plain else lambda: clock.now_ms() * 1_000_000
@@ -432,7 +435,6 @@ class Plans:
         self.inline_kind = "async" if asynchronous else "sync"
         self.tools: dict[str, Tool] = {}
         self.hooks: Hooks = Hooks()
-        self.switches: Switches = Switches(settings, self.changed)
         self.breakers: Breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
         self.shadow_breakers: Breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
         self.leases: Leases = Leases(dependencies.store, clock, settings, attached=dependencies.renews)
@@ -523,8 +525,7 @@ class Plans:
 
     def configure(self, settings: Settings) -> None:
         """Apply new settings while running: switches, per-tool overrides, policies."""
-        self.settings = settings
-        self.switches.take(settings)
+        self.settings, self._given = in_effect(settings, self._given, self.settings), settings
         self.guards.policy = settings.loop
         self.threads.cap = settings.abandoned_threads
         self.breakers.quorum = self.shadow_breakers.quorum = settings.breaker_quorum

@@ -511,7 +511,7 @@ def stays_in_flight(where: str, error: BaseException, *, after: bool, shadow: bo
 async def broken_off(name: str, nth: int, errors: Sequence[BaseException], *, after: bool, loop: bool) -> int:
     """How many of the errors were raised."""
     case = Case(SCENARIOS[name], loop=loop)
-    fault, switches = case.store.fault, case.gateway._plans.switches
+    fault, settings = case.store.fault, case.gateway._plans.settings
     fault.left, fault.after, fault.errors = nth, after, list(errors)
     escaped = await case.escaped()
     met = len(fault.where)
@@ -527,14 +527,14 @@ async def broken_off(name: str, nth: int, errors: Sequence[BaseException], *, af
     case.rig.leases.look()
     assert not case.rig.leases._held, f"{about}: a lease is still renewed"
     assert held.get() is None, f"{about}: the tool was not left"
-    shadow = switches.shadow
+    shadow = settings.shadow
     if not any(stays_in_flight(*one, after=after, shadow=shadow) for one in zip(fault.where, errors, strict=False)):
         ours = [record for record in case.in_flight if not record.owner.endswith("elsewhere")]
         assert not ours, f"{about}: a claim is left in flight"
     case.clock.advance(LEASE_S + 1)
     escaped = await case.escaped()
     assert escaped is None or "given up" in name, f"{about}: then {escaped!r} escaped"
-    if not case.spec.idempotent and switches.enabled and not shadow:
+    if not case.spec.idempotent and settings.enabled and not shadow:
         assert len(case.effects) <= 1, f"{about}: sent twice"
     return met
 

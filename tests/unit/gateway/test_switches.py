@@ -205,11 +205,11 @@ def test_an_operators_flip_beats_the_start_value(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TOOL_RELIABILITY_ENABLED", "true")
     rig = Rig()
     rig.gateway.configure(Settings(enabled=False))
-    assert not rig.gateway._plans.switches.enabled
+    assert not rig.gateway._plans.settings.enabled
     rig.gateway.configure(Settings(enabled=False, open_mode=False))
-    assert not rig.gateway._plans.switches.enabled
+    assert not rig.gateway._plans.settings.enabled
     rig.gateway.configure(Settings(enabled=True))
-    assert rig.gateway._plans.switches.enabled
+    assert rig.gateway._plans.settings.enabled
 
 
 def test_open_mode_off_counts_but_never_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
