@@ -93,15 +93,15 @@ async def test_off_keeps_a_keyed_synchronous_tool_off_the_event_loop() -> None:
     def where(order: str) -> int:
         return threading.get_ident()
 
-    keyed = rig.gateway.tool("keyed", idempotent=False, key="order")(where)
-    plain = rig.gateway.tool("plain", idempotent=False)(where)
+    keyed: Any = rig.gateway.tool("keyed", idempotent=False, key="order")(where)
+    plain: Any = rig.gateway.tool("plain", idempotent=False)(where)
     loop = threading.get_ident()
     assert await keyed("o1") != loop
     assert await plain.once("o1")("o1") != loop
 
 
 @pytest.mark.parametrize("mode", [{"enabled": False}, {"shadow": True}], ids=["off", "shadow"])
-def test_off_an_envelope_needs_no_key(mode: dict[str, bool]) -> None:
+def test_off_an_envelope_needs_no_key(mode: dict[str, Any]) -> None:
     rig = Rig(**mode)
     rig.tool("sent", key=lambda **_: 1 / 0)
     assert rig.execute(call_id="c1").content == "sent"
