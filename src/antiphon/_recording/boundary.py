@@ -10,12 +10,11 @@ from antiphon._drive import AFTER, until_cancelled, was_given_up
 from antiphon._lineage import permitted
 from antiphon._recording import plain
 from antiphon._scope import EARLIER, ORPHAN_LANE, RunScope, Site, undoing
+from antiphon.contract.events import REFUSAL_EVENT
 from antiphon.errors import AntiphonError, RunCancelled, StoreError, class_name
 from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
 
 log = logging.getLogger("antiphon.run")
-
-REFUSAL_EVENT = "replay.divergedAtRefusal"
 
 
 class Boundary:

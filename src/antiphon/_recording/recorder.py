@@ -19,6 +19,7 @@ from antiphon._recording.seals import KeyRing, RunKey, context, part_of
 from antiphon._scope import RunScope, Site, Write, WriteAsync
 from antiphon._seal import Sealer
 from antiphon.contract.events import (
+    AFTER_END,
     BLOBS,
     EVENT_VERSION,
     MASKS,
@@ -243,10 +244,6 @@ OUR_META = frozenset(
     " afterEnd orphan usage stopReason stream transport matchedOn ageMs masks sealed blobs pseudonyms given".split()
 )
 """The same for ``meta``."""
-
-
-AFTER_END = "afterEnd"
-"""In the ``meta`` of events that came after the end of their run."""
 
 
 class Masking(NamedTuple):

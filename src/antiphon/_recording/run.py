@@ -21,7 +21,7 @@ from antiphon._recording.plain import dump, exact_output
 from antiphon._recording.recorder import Recorder
 from antiphon._saga import Core, Saga
 from antiphon._scope import Entered, RunScope
-from antiphon.contract.events import CALLS_ONLY, GIVEN, Event, RunManifest
+from antiphon.contract.events import CALLS_ONLY, GIVEN, TASKS, Event, RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
 
 active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
@@ -36,8 +36,6 @@ AFTER_END_TAG = "afterEnd"
 """The tag for the number of calls after its end, from work that it had started."""
 OPEN_TAG = "openWork"
 """The tag for the number of threads and tasks still running when it ended."""
-TASKS = "tasks"
-"""In the last event of a run: tasks that were not awaited, or cancelled."""
 
 Caller = Callable[[str, Mapping[str, Any], str | None], Any]
 

@@ -12,7 +12,7 @@ from antiphon._diff import FieldDiff, diff_values, nearest
 from antiphon._replay.masks import NotCompared
 from antiphon._replay.recording import ORDERED, RecordedCall, Recording, asks_stream, full_name
 from antiphon._scope import ORPHAN_LANE, Site
-from antiphon.contract.events import UNSERIALISABLE, Event
+from antiphon.contract.events import TASKS, UNSERIALISABLE, Event
 from antiphon.ports import Invocation
 
 _DIGESTS = frozenset({"$.digest", "$.key", "$.variant"})
@@ -188,7 +188,7 @@ class Observer:
     def loose_tasks(self, now: Mapping[str, Mapping[str, int]]) -> None:
         """Report coroutines that the recording awaited and the replay does not, and newly cancelled tasks."""
         last = self.recording.last
-        recorded = None if last is None else last.meta.get("tasks")
+        recorded = None if last is None else last.meta.get(TASKS)
         if last is None or not isinstance(recorded, Mapping):  # recorded by a release that did not report this
             return
         words = {

@@ -19,6 +19,7 @@ from antiphon._drive import AFTER, was_given_up
 from antiphon._replay.masks import MaskRules, NotCompared
 from antiphon.canonical import canonical_digest, is_plain
 from antiphon.contract.events import (
+    AFTER_END,
     ASKS_STREAM,
     CALLS_ONLY,
     GIVEN,
@@ -39,8 +40,6 @@ from antiphon.redact._pointers import masks_in, pseudonyms_of
 from antiphon.redact._standins import is_credential
 
 _COMES_IN = frozenset({"run.started", "interaction.started", "call.finished", "call.chunk", "draw"})
-AFTER_END = "afterEnd"
-"""In the ``meta`` of events that came after the end of their run."""
 _UNDO_LANE = re.compile(r":~undo [0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}#")
 """Lanes in which an operator's ``runs undo`` makes its calls, never the code of the run."""
 KEEP_EVENT_BYTES = 4_096
@@ -582,7 +581,6 @@ def _rough_size(value: Any, limit: int) -> int:
     return total
 
 
-REFUSAL_EVENT = "replay.divergedAtRefusal"
 REFUSAL_CODE = "replay_diverged_at_refusal"
 
 

@@ -139,16 +139,21 @@ def audit_manifest(tenant: str, workspace: str, at_ms: int = 0) -> RunManifest:
 
 
 MASKS, SEALED, BLOBS, PSEUDONYMS = "masks", "sealed", "blobs", "pseudonyms"
+"""What ``meta`` says beside user data: where stand-ins are, the sealed originals, which parts are blobs, and the
+pseudonyms in the chunks of a stream. User data is never read as any of these."""
 GIVEN = "given"
 """In ``meta`` of a run's beginning: which arguments of its input are written with tags, and which are lost."""
 OF_THE_STORE = frozenset({"keyFingerprint", "claim", "execution"})
 """Digests of raw values in ``meta``: they never leave the store (D36)."""
-"""What ``meta`` says beside user data: where stand-ins are, the sealed originals, which parts are blobs, and the
-pseudonyms in the chunks of a stream. User data is never read as any of these."""
 SAME_AS = "sameAs"
 """In the ``meta`` of a call of a resumed run: lane and occurrence of the call that it is, if it was made elsewhere."""
 CHUNKS = "chunks"
 """In the ``meta`` of the end of a stream that was read to its end: how many chunks it had."""
+AFTER_END = "afterEnd"
+"""In the ``meta`` of events that came after the end of their run."""
+TASKS = "tasks"
+"""In the ``meta`` of the end of a run: tasks that were not awaited, or cancelled."""
+REFUSAL_EVENT = "replay.divergedAtRefusal"
 CALLS_ONLY = "callsOnly"
 """In the payload of a run's beginning: it holds only calls that were seen from outside the code that made them, whose
 tasks, threads, draws and output are not known."""

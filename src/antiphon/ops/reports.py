@@ -12,9 +12,9 @@ from antiphon import scoring, similarity
 from antiphon._diff import plural
 from antiphon._recording.plain import exact_output
 from antiphon._replay.observe import DivergenceFound, Observer, escape_of
-from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall, Recording
+from antiphon._replay.recording import REFUSAL_CODE, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
-from antiphon.contract.events import RunManifest, as_returned
+from antiphon.contract.events import REFUSAL_EVENT, RunManifest, as_returned
 from antiphon.ops.app import Antiphon
 from antiphon.ops.costs import answered_by, cost_of, model_of, tokens_of
 from antiphon.ops.execution import Explored, StrictResult, presenter

@@ -11,7 +11,7 @@ from antiphon._drive import AFTER
 from antiphon._replay import recording as module
 from antiphon._replay.recording import RecordedCall, not_kept, refusal_divergence, set_at
 from antiphon.canonical import canonical_digest
-from antiphon.contract.events import UNSERIALISABLE, Event
+from antiphon.contract.events import AFTER_END, UNSERIALISABLE, Event
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ports import AS_RECORDED, BEGUN, Answer
 from tests.unit.replay.made import RUN, Log, Script
@@ -102,9 +102,9 @@ def test_a_run_without_events_is_no_recording() -> None:
 def test_what_came_after_the_end_has_its_place_behind_it() -> None:
     script = Script()
     script.call("look", {"n": 1}, "in time")
-    script.call("look", {"n": 2}, "late", meta={module.AFTER_END: True})
+    script.call("look", {"n": 2}, "late", meta={AFTER_END: True})
     undo = "0/1:~undo 01a1edbd-1eed-7000-bd36-6cbcdd990001#0"
-    script.call("look", {"n": 3}, "undone by an operator", lane=undo, meta={module.AFTER_END: True})
+    script.call("look", {"n": 3}, "undone by an operator", lane=undo, meta={AFTER_END: True})
     recording = script.recording()
     late = recording.find("0", "tools/look", "look{'n': 2}", 0)
     assert late is not None
