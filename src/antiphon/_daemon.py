@@ -172,7 +172,7 @@ def _finish(work: Callable[[], object]) -> None:
     try:
         work()
     except Exception:
-        log.exception("what the garbage collector found could not be ended")
+        log.exception("a finalizer failed")
 
 
 # Called as move_to_end(phase, info). Not a Python function, because an interrupt that arrives inside one is lost.

@@ -60,7 +60,7 @@ _LONGEST_PAUSE_S = 1.0
 _MOST_REFUSALS = 32
 _IN_FLIGHT = (rules.Wait, rules.Busy)
 _LONG_WAIT = (
-    "a call of %s has waited for more than %.0f s for an equal call that is in flight, and goes on waiting: key %s, "
+    "a call of %s has waited for more than %.0f s for an equal call that is in flight, and is still waiting: key %s, "
     "owner %s. Its worker is slow, hangs, or waits in turn for a call of this process. To see it: antiphon claims list "
     "--state inflight"
 )

@@ -646,7 +646,7 @@ def _key_options(tool: Tool, key: Any) -> Options:
         raise InvalidInput(
             f"A call of {tool.full_name} needs a key: {error.message}",
             path="$.key",
-            hint="Name what the call is about by a text, for example an order number.",
+            hint="Name what the call is about with a string, such as an order number.",
         ) from None
     return Options(given_key=text, keyed=kind)
 
@@ -670,7 +670,7 @@ def _not_text(what: str, value: Any, *, required: bool = True) -> str:
     if value is None and not required:
         return ""
     if not isinstance(value, str):
-        return f"{what} must be a text, not {value!r} ({type(value).__name__})."
+        return f"{what} must be a string, not {value!r} ({type(value).__name__})."
     if not value.strip():
         return f"{what} must not be empty."
     try:
@@ -704,7 +704,7 @@ def _not_writable(envelope: ToolCallEnvelope) -> str:
 def _named(session: str, actor: str) -> tuple[str, str]:
     wrong = _not_text("The session", session) or _not_text("The actor", actor)
     if wrong:
-        raise InvalidInput(wrong, hint='Name it by a text, for example: gateway.session("order-1042").')
+        raise InvalidInput(wrong, hint='Name it with a string, for example: gateway.session("order-1042").')
     return session, actor
 
 

@@ -176,7 +176,7 @@ class Leases:
             try:
                 nap = self._mend(self._clock.monotonic())
             except Exception:
-                log.exception("what was left could not be written; will try again")
+                log.exception("pending outcomes could not be written; retrying")
                 nap = _SOON_S
             if nap > 0.0:
                 self._wanted.wait(nap)
@@ -242,7 +242,7 @@ class Leases:
         left.tries += 1
         left.due = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**left.tries)
         if left.tries < _MOST_TRIES and getattr(error, "code", "") != "store_version":
-            log.warning("the end of a call could not be written, will try again: %s", error)
+            log.warning("the end of a call could not be written; retrying: %s", error)
             return
         self._drop(left)
         said = "the end of a call cannot be written and is given up: its claim ends with its lease\n%s"
@@ -280,7 +280,7 @@ class Leases:
             try:
                 journal = self.journal()
             except StoreError as error:
-                log.warning("leases cannot be renewed yet: %s", error)
+                log.warning("leases cannot be renewed yet; retrying: %s", error)
                 return 1.0
             self.renew_due(journal, now)
             self._plan()
@@ -332,18 +332,18 @@ class Leases:
         try:
             kept = journal.renew(call.key, call.version, call.lease_ms)
             if not kept and call in self._held and self.regain(journal, call):
-                log.warning("the store had lost the claim of %s; it was written anew", call.tool_name)
+                log.warning("the store had lost the claim of %s; it was written again", call.tool_name)
                 kept = True
         except StoreError as error:
             self.breaker.failed(error)
-            log.warning("lease of %s not renewed, will try again: %s", call.tool_name, error)
+            log.warning("the lease of %s was not renewed; retrying: %s", call.tool_name, error)
             self._due[call] = now + min(1.0, every / 4)
             return
         if kept:
             self._due[call] = now + every
             return
         if call in self._held:
-            log.warning("lease of %s was lost; its result will be fenced", call.tool_name)
+            log.warning("the lease of %s was lost; its result will be fenced", call.tool_name)
         self.release(call, None)
 
 
@@ -412,7 +412,7 @@ class _Service:
             try:
                 nap = min(nap, leases.look())
             except Exception:
-                log.exception("leases could not be renewed; will retry")
+                log.exception("leases could not be renewed; retrying")
                 nap = min(nap, 1.0)
         return max(0.0, nap)
 
@@ -439,7 +439,7 @@ class Janitor:
         try:
             swept = journal().sweep(PORTION)
         except StoreError as error:
-            _sweep_log.info("expired records were not swept, will try again: %s", error)
+            _sweep_log.info("expired records were not swept; retrying: %s", error)
         else:
             if swept >= PORTION:
                 pause = _SOON_S

@@ -185,7 +185,7 @@ class ResultStore:
         if not self._warned:
             self._warned = True
             log.warning(
-                "a result that holds a secret is kept with masks in its place, and a repeated call gets the masks: "
+                "a result that contains a secret is stored masked, and a repeated call gets the masked result: "
                 "there is no seal key. Set [store] seal_key_file, see docs/how-to/keep-secrets-out.md"
             )
 

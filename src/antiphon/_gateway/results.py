@@ -64,7 +64,7 @@ def _check_kept(call: GuardedCall, outcome: Outcome) -> None:
     if note is not None:
         hint = "Return a value that can be stored: JSON, bytes, times, numbers, a class declared as the return type."
         if note.startswith(NOT_NOW):
-            hint = "Make the same call again when the place can be reached: it gets the result."
+            hint = "Make the same call again when the store can be reached: it gets the result."
         elif note != NO_PAYLOAD:  # the note says what to do
             hint = ""
         raise errors.ResultNotKept(

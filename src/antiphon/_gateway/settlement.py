@@ -66,7 +66,7 @@ def _never_awaited(call: GuardedCall) -> Step:
     """The tool returned a coroutine, which has not run and never will."""
     call.value.close()
     call.value = NOTHING
-    message = f"{call.plan.name} returned a coroutine that nobody awaits: it did not run."
+    message = f"{call.plan.name} returned a coroutine that was never awaited: it did not run."
     outcome = outcomes.failed("error", "not_awaited", message)
     outcome.exception = InvalidInput(message, hint="Register the function with an AsyncGateway.")
     return settle_failure(call, outcome)
@@ -455,7 +455,7 @@ def append_broke_off(call: GuardedCall, error: StoreError) -> Step:
 
 
 def append_missed(call: GuardedCall, error: StoreError) -> None:
-    log.error("the run log misses events of a call of %s: %s", call.plan.name, error)
+    log.error("events of a call of %s are missing from the run log: %s", call.plan.name, error)
     call.plan.reporter.outage(call, error, False)
     call.result().note(notRecorded=error.code)
 

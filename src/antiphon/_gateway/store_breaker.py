@@ -85,7 +85,7 @@ class StoreBreaker:
         self._wake = wake
         self.clock = clock
         self._worlds: weakref.WeakSet[Opens] = weakref.WeakSet()
-        self._why = StoreError(f"The store {url} does not work.")
+        self._why = StoreError(f"The store {url} is unavailable.")
         self._probe_at = 0.0
         self._pause_s = PAUSE_S
         self.threads: ThreadRunner = ThreadRunner(_MOST_WAITING)
@@ -132,14 +132,14 @@ class StoreBreaker:
             for world in list(self._worlds):
                 world.shut()
             self.is_open = True  # once one call is told so, none gets through
-        log.warning("the store %s does not work: calls are told at once until it does: %s", self.url, error)
+        log.warning("the store %s is unavailable; calls fail fast until it recovers: %s", self.url, error)
         self._wake()
 
     def refusal(self) -> StoreUnavailable:
         """What a call gets in the meantime."""
         why = self._why
         hint = f"{why.hint} Calls work again as soon as the store does.".lstrip()
-        return StoreUnavailable(f"{why.message} It was not asked again.", hint=hint, reason="breaker_open")
+        return StoreUnavailable(f"{why.message} It was not contacted again.", hint=hint, reason="breaker_open")
 
     def probe(self, journal: Callable[[], SyncJournal], now: float) -> float:
         """Probe whether the store accepts a write, if it is time; seconds until the next probe, 0 if it does."""

@@ -58,7 +58,7 @@ class StreamState:
         return [] if self._log is None else self._log.rest()
 
     def missed(self, rows: list[Row], error: StoreError) -> None:
-        log.error("the run log misses %d chunks of %s: %s", len(rows), self.call.plan.name, error)
+        log.error("%d chunks of %s are missing from the run log: %s", len(rows), self.call.plan.name, error)
 
     def chunk(self, data: Any) -> Any:
         """Keep a chunk. Its event is written when the next one is requested, so that no chunk is delayed."""

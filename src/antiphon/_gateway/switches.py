@@ -27,7 +27,7 @@ def start_value(environment: Mapping[str, str], flag: str) -> bool | None:
     value = environment.get(VARIABLES[flag], "").strip().lower()
     if value and value not in _OFF | _ON:
         raise ConfigError(
-            f"{VARIABLES[flag]} is {value!r}, which says neither on nor off.",
+            f"{VARIABLES[flag]} is {value!r}, which is neither on nor off.",
             path=VARIABLES[flag],
             hint="Set it to true or false, or leave it out.",
         )

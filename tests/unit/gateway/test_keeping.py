@@ -234,7 +234,7 @@ def test_a_result_that_cannot_be_read_now_is_not_called_lost() -> None:
     with pytest.raises(ResultNotKept, match=r"kept, but cannot be read now\. The bucket s3://b answers") as refused:
         pay("a")
     assert "could not be stored" not in str(refused.value)
-    assert "again when the place can be reached" in refused.value.hint
+    assert "again when the store can be reached" in refused.value.hint
     blobs.away = False
     assert pay("a") == "x" * 1_000
     assert made == ["a"]
@@ -276,7 +276,7 @@ def test_without_a_seal_key_the_answer_says_that_it_was_redacted(caplog: pytest.
     assert rig.execute(call_id="c1").content == {"token": SECRET}
     rig.execute(call_id="c2")
     assert [record.message for record in caplog.records if "seal_key_file" in record.message] == [
-        "a result that holds a secret is kept with masks in its place, and a repeated call gets the masks: there is no "
+        "a result that contains a secret is stored masked, and a repeated call gets the masked result: there is no "
         "seal key. Set [store] seal_key_file, see docs/how-to/keep-secrets-out.md"
     ]
     again = rig.execute(call_id="c1")

@@ -73,7 +73,7 @@ def test_a_missed_renewal_is_tried_again_until_the_lease_is_over(caplog: pytest.
     store.fail("renew")
     rig.clock.advance(1.1)
     look(rig)
-    assert "lease of tools/send not renewed, will try again" in caplog.text
+    assert "the lease of tools/send was not renewed; retrying" in caplog.text
     rig.clock.advance(0.3)
     store.broken.clear()
     look(rig)
@@ -222,7 +222,7 @@ def test_a_claim_that_the_store_lost_is_written_anew_while_its_call_runs(caplog:
     store.inner.forget_everything()
     rig.clock.advance(1.1)
     look(rig)
-    assert "the store had lost the claim of tools/send; it was written anew" in caplog.text
+    assert "the store had lost the claim of tools/send; it was written again" in caplog.text
     found = rig.records()[0]
     assert (found.state, found.owner, found.request.identity) == ("inflight", before.owner, before.request.identity)
     for _ in range(5):  # and it is renewed
@@ -268,7 +268,7 @@ def test_a_lost_claim_is_written_when_the_store_takes_it(caplog: pytest.LogCaptu
     store.fail("begin")
     rig.clock.advance(1.1)
     look(rig)
-    assert "lease of tools/send not renewed, will try again" in caplog.text
+    assert "the lease of tools/send was not renewed; retrying" in caplog.text
     store.lost.add("begin")
     store.broken.clear()
     for _ in range(2):  # the first one is carried out, but its answer gets lost

@@ -23,7 +23,7 @@ def test_a_coroutine_that_nobody_awaits_did_not_run() -> None:
         return made[-1]
 
     tool = rig.gateway.tool("send", idempotent=False)(send)
-    with pytest.raises(InvalidInput, match="returned a coroutine that nobody awaits") as raised:
+    with pytest.raises(InvalidInput, match="returned a coroutine that was never awaited") as raised:
         tool("ada")
     assert "AsyncGateway" in raised.value.hint
     assert made[0].cr_frame is None, "closed"

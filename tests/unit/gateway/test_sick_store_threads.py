@@ -103,7 +103,7 @@ def test_calls_are_told_at_once_while_the_store_is_away_and_made_when_it_is_back
     probes = store.steps.count("renew")
     refused = face.execute(within_s, call_id="c2")
     assert refused.code == "store_unavailable"
-    assert "It was not asked again" in refused.error.message
+    assert "It was not contacted again" in refused.error.message
     assert store.steps.count("begin") == asked
     assert store.steps.count("renew") > probes, "one call at a time has the store looked at"
     store.broken.clear()
