@@ -233,7 +233,7 @@ class BreakerRow(NamedTuple):
         return self.name != self.key
 
 
-Told = Callable[[BreakerRow], None]
+BreakerCallback = Callable[[BreakerRow], None]
 
 
 class SyncJournal(Protocol):
@@ -376,7 +376,7 @@ class SyncJournal(Protocol):
     def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         """Store *row* unless a newer epoch is there; notify the other processes if the store can push."""
 
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+    def subscribe_breakers(self, tenant: str, callback: BreakerCallback) -> Callable[[], None] | None:
         """Call *callback* with each saved row of *tenant*; returns how to stop, or ``None`` if the store cannot push.
 
         It may be called from the store's own thread and must not block. After a gap in the connection it is called with
@@ -491,7 +491,7 @@ class Journal(Protocol):
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         """As :meth:`SyncJournal.save_breaker`."""
 
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+    def subscribe_breakers(self, tenant: str, callback: BreakerCallback) -> Callable[[], None] | None:
         """As :meth:`SyncJournal.subscribe_breakers`."""
 
     async def ping(self) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from antiphon._drive import drive
-from antiphon.ports import Journal, SyncJournal, Told
+from antiphon.ports import BreakerCallback, Journal, SyncJournal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class SyncFromAsync:
     ping = _driven(Journal.ping)
     close = _driven(Journal.close)
 
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+    def subscribe_breakers(self, tenant: str, callback: BreakerCallback) -> Callable[[], None] | None:
         return self._journal.subscribe_breakers(tenant, callback)
 
 
@@ -111,5 +111,5 @@ class AsyncFromSync:
     ping = _at_once(Journal.ping)
     close = _at_once(Journal.close)
 
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+    def subscribe_breakers(self, tenant: str, callback: BreakerCallback) -> Callable[[], None] | None:
         return self._journal.subscribe_breakers(tenant, callback)

@@ -26,7 +26,7 @@ from antiphon.errors import StoreError, StoreVersionError
 from antiphon.ports import Attempt, ClaimRequest, Cursor, Row, Settlement, StaticClaimRequest
 
 _log = logging.getLogger("antiphon.stores")
-_told: deque[bytes] = deque(maxlen=64)
+_reported: deque[bytes] = deque(maxlen=64)
 """Manifests that could not be read and have been reported."""
 
 BREAKER_KEPT_MS = 86_400_000
@@ -169,7 +169,7 @@ def record_of(
     )
 
 
-def settled_anew(record: DedupeRecord, settlement: Settlement, version: int, now_ms: int) -> DedupeRecord:
+def resettled(record: DedupeRecord, settlement: Settlement, version: int, now_ms: int) -> DedupeRecord:
     """A record with a different outcome, kept for as long as before."""
     outcome = outcome_of(settlement)
     return replace(
@@ -184,7 +184,7 @@ def settled_anew(record: DedupeRecord, settlement: Settlement, version: int, now
     )
 
 
-def asked(shown: str) -> Outcome:
+def inflight_outcome(shown: str) -> Outcome:
     """What stands in place of the outcome while the claim is in flight."""
     return Outcome(arguments=shown) if shown else NO_OUTCOME
 
@@ -234,8 +234,8 @@ def manifests_of(documents: Iterable[bytes]) -> list[RunManifest]:
         try:
             found.append(manifest_of(document))
         except (StoreVersionError, msgspec.MsgspecError) as error:
-            if document not in _told:
-                _told.append(document)
+            if document not in _reported:
+                _reported.append(document)
                 _log.warning("a run is left out of the list, its manifest cannot be read: %s", error)
     return found
 

@@ -224,7 +224,7 @@ def test_a_mutant_that_blindly_repeats_is_caught(line: Line, monkeypatch: pytest
         except AnswerLost:
             return await send(1)
 
-    monkeypatch.setattr(Engine, "not_twice", blindly)
+    monkeypatch.setattr(Engine, "at_most_once", blindly)
     line.lose_the_answer(
         lambda: line.journal.append("r", [row("r")]), lambda: line.rows("SELECT 1 FROM antiphon.events")
     )

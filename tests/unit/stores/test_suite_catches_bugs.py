@@ -145,7 +145,7 @@ class LifeFencesTheHolder(SyncMemoryJournal):
 class SweepsAtFirstSight(SyncMemoryJournal):
     def sweep(self, limit: int = 1000) -> int:
         dropped = super().sweep(limit)
-        return dropped + sum([self.clear(node.key) for node in self._all_current() if node.spared])
+        return dropped + sum([self.clear(node.key) for node in self._all_current() if node.had_grace_period])
 
 
 class NeverForgets(SyncMemoryJournal):

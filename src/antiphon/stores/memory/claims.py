@@ -31,8 +31,8 @@ from antiphon.ports import (
     Success,
 )
 from antiphon.stores._common import (
-    asked,
     digests_of,
+    inflight_outcome,
     must_be_kept,
     next_version,
     outcome_of,
@@ -107,7 +107,7 @@ class Node(Struct, gc=False, eq=False):
         return self.expires > now or self.state == "inflight"
 
     @property
-    def spared(self) -> bool:
+    def had_grace_period(self) -> bool:
         """In flight, and a sweep has already seen it past its life: only then does it expire, that late."""
         return self.expires > max(self.created + self.template.ttl_ms, self.lock_until)
 
@@ -130,7 +130,7 @@ class Node(Struct, gc=False, eq=False):
         held = (self.version, self.fence, template.tenant, template.workspace, owner_of(request))
         known = (self.key, template.tool, self.idempotency_key, self.state, *times, recorded_request(request), *held)
         if settlement is None:
-            return record_of((*known, False), asked(self.shown), None, self.lock_until, RECORD_VERSION)
+            return record_of((*known, False), inflight_outcome(self.shown), None, self.lock_until, RECORD_VERSION)
         outcome = outcome_of(settlement)
         return record_of((*known, settlement.dispatched), outcome, settlement.payload, UNSET, RECORD_VERSION)
 
@@ -177,7 +177,7 @@ class MemoryClaims(MemoryLog):
             if pin is not None and not replaces and (mark := self._mark(*pin, request.template, now)) != pin[1]:
                 return Pinned(mark)
             if key in current or key in self._history:
-                found = self._give_way(key, identity, replaces, now) if replaces else self._live(key, identity, now)
+                found = self._displace(key, identity, replaces, now) if replaces else self._live(key, identity, now)
                 if found is not None:
                     return found
             if len(nodes) >= self._max:
@@ -390,7 +390,7 @@ class MemoryClaims(MemoryLog):
         node = None if past is None else past.get(identity)
         return node if node is not None and node.expires > now else None
 
-    def _give_way(self, key: str, identity: str, version: int, now: int) -> Existing | None:
+    def _displace(self, key: str, identity: str, version: int, now: int) -> Existing | None:
         """Make way for a claim in place of *version*; return what is there if that is something else."""
         node = self._living(key, now)
         own = node if node is not None and node.found_by == identity else self._earlier(key, identity, now)
@@ -503,7 +503,7 @@ class MemoryClaims(MemoryLog):
         dropped, soonest = 0, math.inf
         for node in tuple(self._nodes.values()):
             if node.expires <= now and dropped < limit:
-                if node.state != "inflight" or node.spared or self._current.get(node.key) is not node:
+                if node.state != "inflight" or node.had_grace_period or self._current.get(node.key) is not node:
                     self._drop(node)
                     dropped += 1
                     continue

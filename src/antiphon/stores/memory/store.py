@@ -12,7 +12,7 @@ from typing import Any
 
 from antiphon.contract.record import unknown_for
 from antiphon.errors import InvalidInput
-from antiphon.ports import Clock, Journal, Records, Told
+from antiphon.ports import BreakerCallback, Clock, Journal, Records
 from antiphon.stores._adapters import AsyncFromSync
 from antiphon.stores._common import ClaimQuery
 from antiphon.stores._waiters import loop_waiter
@@ -112,7 +112,7 @@ class SyncMemoryJournal(MemoryClaims):
     def tenants(self) -> Collection[str]:
         return {node.template.tenant for node in self._all_current()}
 
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+    def subscribe_breakers(self, tenant: str, callback: BreakerCallback) -> Callable[[], None] | None:
         """There is nothing to push: other processes have other data."""
         return None
 

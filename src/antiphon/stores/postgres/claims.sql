@@ -142,7 +142,7 @@ WHERE c.expires_at_ms > clock.ms
 -- name: take_over
 -- The replaced record moves to where its own identity, and those who shared it, still find it.
 -- A row that this very operation wrote counts as won: the answer to its first try was lost.
--- Whoever takes and whoever shares writes the row of his identity first: of two deliveries of one call, the faster one
+-- Whoever takes and whoever shares writes the row of their identity first: of two deliveries of one call, the faster one
 -- has it, also where the statement of the other one began before. Its fence is the replaced version, which leads nowhere.
 WITH {_clock},
 held AS MATERIALIZED (
@@ -231,14 +231,14 @@ WHERE c.key = %(key)s AND c.expires_at_ms > ms AND (
 RETURNING c.version
 
 -- name: _once
--- What must not happen twice holds a lock of its own while it runs, and does nothing if it comes after it was given up.
+-- What must not happen twice holds a lock of its own while it runs, and does nothing if it comes after it was revoked.
 once AS MATERIALIZED (
     SELECT WHERE pg_try_advisory_xact_lock(%(op)s) AND NOT EXISTS (
         SELECT FROM antiphon.identities AS i WHERE i.key = '' AND i.identity = %(op)s::text
     )
 )
 
--- name: give_up
+-- name: revoke
 -- An operation whose answer was lost may still be on its way. The mark lies among the identities, of no claim's key.
 WITH {_clock}
 INSERT INTO antiphon.identities (key, identity, tenant, workspace, fence, expires_at_ms)
@@ -250,8 +250,8 @@ ON CONFLICT DO NOTHING
 WITH patient AS MATERIALIZED (SELECT set_config('lock_timeout', '0', true))
 SELECT pg_advisory_xact_lock(%(op)s)::text FROM patient
 
--- name: landed
--- Did an operation that was given up take effect?
+-- name: took_effect
+-- Did a revoked operation take effect?
 SELECT
     (SELECT min(e.seq) FROM antiphon.events AS e WHERE e.run = %(run)s AND e.op = %(op)s),
     (

@@ -74,24 +74,24 @@ class _Statements:
 
     async def _fetch(self, name: str, params: Mapping[str, Any], prepare: bool) -> Rows:
         statement, cursor = self.statements[name], self.shared_cursor
-        await done(cursor.execute(statement.text, statement.values(params), prepare=prepare))
-        rows: Rows = (await done(cursor.fetchall())) if cursor.pgresult.nfields else []
+        await maybe_await(cursor.execute(statement.text, statement.values(params), prepare=prepare))
+        rows: Rows = (await maybe_await(cursor.fetchall())) if cursor.pgresult.nfields else []
         cursor.pgresult.clear()  # an idle connection must not hold on to the last result
         return rows
 
     async def begin(self) -> None:
         """Begin a transaction."""
-        await done(self.execute("BEGIN ISOLATION LEVEL READ COMMITTED"))
+        await maybe_await(self.execute("BEGIN ISOLATION LEVEL READ COMMITTED"))
 
     async def end(self) -> None:
         """Commit it."""
-        await done(self.execute("COMMIT"))
+        await maybe_await(self.execute("COMMIT"))
 
     async def script(self, sql: str) -> None:
         """Run SQL without parameters and without a time limit; several statements are allowed."""
         limit, self.limit_s = self.limit_s, None
         try:
-            await done(self.execute(sql))
+            await maybe_await(self.execute(sql))
         finally:
             self.limit_s = limit
 
@@ -136,7 +136,7 @@ Pool = ConnectionPool[Any] | LoopPool
 C = TypeVar("C", bound=Connection)
 
 
-async def done(result: Any) -> Any:
+async def maybe_await(result: Any) -> Any:
     """What a psycopg method returns to threads, or what its coroutine returns in an event loop."""
     return await result if result.__class__ is CoroutineType else result
 
@@ -146,7 +146,7 @@ async def connect(kind: type[C], options: Options, *, listener: bool = False) ->
     dsn = (listener and options.listen_dsn) or options.dsn
     name = "antiphon-listener" if listener else "antiphon"
     try:
-        connection: C = await done(kind.connect(_conninfo(options, dsn, name), **_settings(kind, options)))
+        connection: C = await maybe_await(kind.connect(_conninfo(options, dsn, name), **_settings(kind, options)))
     except psycopg.Error as error:
         raise cannot_connect(error, without_secrets(dsn)) from None
     try:
@@ -199,7 +199,7 @@ async def open_pool(kind: type[Connection], options: Options) -> Pool:
         name=NAME,
         open=False,
     )
-    await done(pool.open())
+    await maybe_await(pool.open())
     return pool
 
 

@@ -37,8 +37,8 @@ from antiphon.stores.postgres.connection import (
     closed,
     connect,
     connection_lost,
-    done,
     fate_of,
+    maybe_await,
     no_answer,
     no_free_connection,
     open_pool,
@@ -118,7 +118,9 @@ class Engine:
 
         return await self._attempts(name, work, once)
 
-    async def not_twice(self, send: Callable[[int], Awaitable[T]], landed: Callable[[int], Awaitable[T | None]]) -> T:
+    async def at_most_once(
+        self, send: Callable[[int], Awaitable[T]], took_effect: Callable[[int], Awaitable[T | None]]
+    ) -> T:
         """Send what must not happen twice, under a number; if the reply is lost, find out whether it took effect.
 
         Only what did not take effect, and no longer can, is sent again, under another number.
@@ -131,9 +133,9 @@ class Engine:
             except AnswerLost as lost:
                 chances -= 1
                 try:
-                    for step in ("give_up", "outlast"):
+                    for step in ("revoke", "outlast"):
                         await self.run(step, {"op": op}, prepare=False)
-                    found = await landed(op)
+                    found = await took_effect(op)
                 except StoreUnavailable as error:
                     raise lost.reason from error
                 if found is not None:
@@ -154,7 +156,7 @@ class Engine:
     async def _close(self) -> None:
         self._closed = True
         if self._pool is not None:
-            await done(self._pool.close())
+            await maybe_await(self._pool.close())
 
     async def _alone(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run *work* while nobody else opens or closes the pool. An interrupt anywhere in it leaves the lock free."""
@@ -173,7 +175,7 @@ class Engine:
                     connection.drop()
                 await _give_back(pool, connection)
                 if fate is Fate.STALE and retries.switch():
-                    await done(pool.drain())
+                    await maybe_await(pool.drain())
                 else:
                     await self._after(fate, error, name, once, retries)
             except BaseException:
@@ -194,7 +196,7 @@ class Engine:
                 raise lost from error
             await self._pause_or(lost, retries)
         elif fate is Fate.REDO and retries.redo():
-            await done(self._sleep(random.uniform(0, 0.01)))
+            await maybe_await(self._sleep(random.uniform(0, 0.01)))
         else:
             raise refused(error, self._url, name) from error
 
@@ -214,14 +216,14 @@ class Engine:
 
     async def _borrow(self, pool: Pool) -> Connection:
         try:
-            connection: Connection = await done(pool.getconn())
+            connection: Connection = await maybe_await(pool.getconn())
             while connection.stale():
                 connection.drop()
-                await done(pool.putconn(connection))
-                connection = await done(pool.getconn())
+                await maybe_await(pool.putconn(connection))
+                connection = await maybe_await(pool.getconn())
             return connection
         except (KeyboardInterrupt, SystemExit):
-            await done(pool.close())  # the interrupted wait would swallow the next connection
+            await maybe_await(pool.close())  # the interrupted wait would swallow the next connection
             raise
         except PoolClosed as error:
             if self._closed:
@@ -285,14 +287,14 @@ class Engine:
         pause = retries.pause()
         if pause is None:
             raise error
-        await done(self._sleep(pause))
+        await maybe_await(self._sleep(pause))
 
 
 async def _give_back(pool: Pool, connection: Connection) -> None:
     try:
-        await done(pool.putconn(connection))
+        await maybe_await(pool.putconn(connection))
     except (KeyboardInterrupt, SystemExit):
-        await done(pool.close())  # it may count a connection that it does not have
+        await maybe_await(pool.close())  # it may count a connection that it does not have
         raise
 
 

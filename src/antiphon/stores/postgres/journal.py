@@ -11,7 +11,7 @@ from typing import Any
 
 from antiphon._daemon import renewed_after_fork
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Begun, Claimed, ClaimRequest, Existing, Pinned, Records, Row, Settlement, Told
+from antiphon.ports import Begun, BreakerCallback, Claimed, ClaimRequest, Existing, Pinned, Records, Row, Settlement
 from antiphon.stores._common import ClaimQuery
 from antiphon.stores._reads import Answers, TaskReads, ThreadReads
 from antiphon.stores.postgres.connection import Rows
@@ -86,12 +86,12 @@ class PostgresJournal(PostgresLog):
             rows = rows or await self._engine.run("settle_earlier", numbered, prepare=False)
             return (rows[0][0] if rows else None,)
 
-        async def landed(op: int) -> tuple[int | None] | None:
+        async def took_effect(op: int) -> tuple[int | None] | None:
             run = events[0].run if events else ""
-            first, settled = (await self._engine.run("landed", {"op": op, "key": key, "run": run}))[0]
+            first, settled = (await self._engine.run("took_effect", {"op": op, "key": key, "run": run}))[0]
             return None if first is None and settled is None else (settled,)
 
-        return (await self._engine.not_twice(send, landed))[0]
+        return (await self._engine.at_most_once(send, took_effect))[0]
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
         params = {"key": key, "identity": identity, "version": version}
@@ -150,7 +150,7 @@ class PostgresJournal(PostgresLog):
         await self._engine.run("sweep_identities", {"limit": limit}, prepare=False)
         return dropped
 
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None]:
+    def subscribe_breakers(self, tenant: str, callback: BreakerCallback) -> Callable[[], None]:
         """Call *callback* with every breaker of *tenant*, now and when one changes; returns a function that stops it.
 
         It is called from the listener's thread, or in the event loop.

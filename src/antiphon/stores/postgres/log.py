@@ -57,11 +57,11 @@ class PostgresLog:
                 raise NotFound(f"Run {run!r} is being deleted; its events were not written.")
             return int(found[0][0])
 
-        async def landed(op: int) -> int | None:
-            first: int | None = (await self._engine.run("landed", {"op": op, "key": "", "run": run}))[0][0]
+        async def took_effect(op: int) -> int | None:
+            first: int | None = (await self._engine.run("took_effect", {"op": op, "key": "", "run": run}))[0][0]
             return first
 
-        return await self._engine.not_twice(send, landed)
+        return await self._engine.at_most_once(send, took_effect)
 
     async def manifest(self, run: str) -> RunManifest | None:
         rows = await self._engine.run("manifest", {"id": run})

@@ -23,8 +23,8 @@ from antiphon.ports import BreakerRow, ClaimRequest, Row, Settlement
 from antiphon.stores._common import (
     NO_OUTCOME,
     Outcome,
-    asked,
     check_version,
+    inflight_outcome,
     named_queries,
     outcome_of,
     owner_of,
@@ -211,7 +211,7 @@ def claim_params(request: ClaimRequest, op: int) -> dict[str, Any]:
         "lease_ms": template.lease_ms,
         "v": RECORD_VERSION,
         "request": _request_json(request),
-        "asked": _encode(asked(shown)) if (shown := request.shown) else None,
+        "asked": _encode(inflight_outcome(shown)) if (shown := request.shown) else None,
     }
     if request.pin is not None:
         params["call"], params["mark"] = request.pin

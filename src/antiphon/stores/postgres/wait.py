@@ -21,7 +21,7 @@ from psycopg.pq.abc import PGconn
 from antiphon._daemon import Daemon
 from antiphon._drive import drive
 from antiphon.errors import AntiphonError
-from antiphon.ports import BreakerRow, Told
+from antiphon.ports import BreakerCallback, BreakerRow
 from antiphon.stores._waiters import Waiter, Waiters
 from antiphon.stores.postgres.connection import SyncConnection, connect
 from antiphon.stores.postgres.options import Options
@@ -50,7 +50,7 @@ class Subscriber:
         self._options = options
         self._lock = threading.Lock()
         self._waiters = Waiters()
-        self._told: dict[str, list[Told]] = {}
+        self._listeners: dict[str, list[BreakerCallback]] = {}
         self._seen: dict[str, dict[str, BreakerRow]] = {}
         self._changed: set[str] = set()
         self._thread = Daemon("antiphon-postgres-listener")
@@ -70,11 +70,11 @@ class Subscriber:
         with self._lock:
             self._waiters.discard(to_text(key), version, waiter)
 
-    def subscribe(self, tenant: str, told: Told) -> Callable[[], None]:
-        """Call *told* with every breaker row of *tenant*, now and on each change; returns a function that ends it."""
+    def subscribe(self, tenant: str, callback: BreakerCallback) -> Callable[[], None]:
+        """Call *callback* with every breaker row of *tenant*, now and on each change; returns a function to end it."""
         tenant = to_text(tenant)
         with self._lock:
-            self._told.setdefault(tenant, []).append(told)
+            self._listeners.setdefault(tenant, []).append(callback)
             self._seen.pop(tenant, None)  # the newcomer has seen nothing yet
             self._changed.add(tenant)
         self._start()
@@ -82,7 +82,7 @@ class Subscriber:
 
         def unsubscribe() -> None:
             with self._lock, contextlib.suppress(ValueError, KeyError):
-                self._told[tenant].remove(told)
+                self._listeners[tenant].remove(callback)
 
         return unsubscribe
 
@@ -140,7 +140,7 @@ class Subscriber:
 
     def _wanted(self) -> bool:
         with self._lock:
-            return bool(self._waiters or any(self._told.values()))
+            return bool(self._waiters or any(self._listeners.values()))
 
     def _connect(self) -> SyncConnection:
         connection = drive(connect(SyncConnection, self._options, listener=True))
@@ -148,7 +148,7 @@ class Subscriber:
         if self._options.can_listen:
             drive(connection.script(f"LISTEN {quote(self._options.channel)}"))
         with self._lock:  # read what was announced while nobody listened
-            self._changed.update(self._told)
+            self._changed.update(self._listeners)
             for watches in self._waiters.by_key.values():
                 for watch in watches.values():
                     watch.due = 0.0
@@ -209,7 +209,7 @@ class Subscriber:
                 for key in (name,) if whole else [key for key in self._waiters.by_key if key.startswith(name)]:
                     self._waiters.wake(key)
             elif kind == "b":
-                self._changed.update(tenant for tenant in self._told if tenant[:_NAME] == name)
+                self._changed.update(tenant for tenant in self._listeners if tenant[:_NAME] == name)
 
     def _publish_breakers(self, connection: SyncConnection) -> None:
         """Read the breakers of the tenants that changed, once, and pass on what is new."""
@@ -218,7 +218,7 @@ class Subscriber:
         for tenant in changed:
             rows = drive(connection.fetch("load_breakers", {"tenant": tenant}, prepare=True))
             with self._lock:
-                listeners = list(self._told.get(tenant, ()))
+                listeners = list(self._listeners.get(tenant, ()))
                 seen = self._seen.setdefault(tenant, {})
             for row in map(breaker_of, rows):
                 if seen.get(row.key) != row:
@@ -241,7 +241,7 @@ def _sleep_until(signals: int, socket: int | None = None, seconds: float | None 
         os.read(signals, 4096)
 
 
-def _pass_on(listeners: Iterable[Told], row: BreakerRow) -> None:
+def _pass_on(listeners: Iterable[BreakerCallback], row: BreakerRow) -> None:
     for told in listeners:
         try:
             told(row)

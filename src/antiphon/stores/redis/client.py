@@ -205,7 +205,7 @@ class Client:
         pause = 0.0 if at_once else _BACKOFF.compute(failures)
         if not at_once and time.monotonic() + pause > until:
             raise (_refused(self.target, error, was_lost) if transient else unreachable(self.target, error)) from None
-        await done(type(self)._pause(pause))
+        await maybe_await(type(self)._pause(pause))
         if transient:
             await self._disconnect()  # the server may no longer be a primary
         if not self._one_server:
@@ -216,7 +216,7 @@ class Client:
         """The primary that Sentinel names, or the node of the Cluster that has the first key of a command."""
         if not self._cluster:
             return (await self._primary()).connection_pool
-        await done(self._redis.initialize() if hasattr(self._redis, "initialize") else None)
+        await maybe_await(self._redis.initialize() if hasattr(self._redis, "initialize") else None)
         return self._redis.nodes_manager.get_node_from_slot(key_slot(words[_KEY_AT.get(words[0], 1)].encode()))
 
     async def _primary(self) -> Any:
@@ -236,7 +236,7 @@ class Client:
     async def _follow(self, words: Words, **options: Any) -> Any:
         """The reply as redis-py's own client gets it, following redirections."""
         try:
-            return await done(self._redis.execute_command(*words, **options))
+            return await maybe_await(self._redis.execute_command(*words, **options))
         except (RedisError, *_LOST) as error:
             return error
 
@@ -247,7 +247,7 @@ class Client:
                 self._redis.doubt()
                 return
             manager = self._redis.nodes_manager
-            await done(manager.initialize() if moved is None else manager.move_slot(moved))
+            await maybe_await(manager.initialize() if moved is None else manager.move_slot(moved))
 
     async def close(self) -> None:
         self._closed = True
@@ -564,8 +564,10 @@ class Sentinels:
     async def _named(self) -> Any:
         """Sentinel's own answer takes precedence: the state that redis-py reads names the old primary for longer."""
         service = self._target.service
-        await done(self._sentinels.discover_master(service))  # a Sentinel that sees a primary; it is now the first one
-        return await done(self._sentinels.sentinels[0].sentinel_get_master_addr_by_name(service))
+        await maybe_await(
+            self._sentinels.discover_master(service)
+        )  # a Sentinel that sees a primary; it is now the first one
+        return await maybe_await(self._sentinels.sentinels[0].sentinel_get_master_addr_by_name(service))
 
     async def close(self) -> None:
         for client in (self.primary, self._sentinels):
@@ -575,10 +577,10 @@ class Sentinels:
 
 async def close(client: Any) -> None:
     """Close a client of redis-py."""
-    await done(client.aclose() if hasattr(client, "aclose") else client.close())
+    await maybe_await(client.aclose() if hasattr(client, "aclose") else client.close())
 
 
-async def done(result: Any) -> Any:
+async def maybe_await(result: Any) -> Any:
     """What redis-py returns, or what it lets us await."""
     return await result if inspect.isawaitable(result) else result
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from antiphon._daemon import renewed_after_fork
 from antiphon._drive import drive
-from antiphon.ports import Existing, Told
+from antiphon.ports import BreakerCallback, Existing
 from antiphon.stores._adapters import SyncFromAsync
 from antiphon.stores._reads import TaskReads
 from antiphon.stores.redis.claims import RedisClaims
@@ -69,7 +69,7 @@ class AsyncRedisJournal(RedisJournal):
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         await self._subscriber.wait(key, version, timeout_s)
 
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None]:
+    def subscribe_breakers(self, tenant: str, callback: BreakerCallback) -> Callable[[], None]:
         """Call *callback* in the event loop with each saved row of *tenant*, including ours; returns how to stop."""
 
         async def reload() -> None:
@@ -112,7 +112,7 @@ class BlockingJournal(RedisJournal):
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         self._in_background().run(lambda journal: journal.wait(key, version, timeout_s))
 
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None]:
+    def subscribe_breakers(self, tenant: str, callback: BreakerCallback) -> Callable[[], None]:
         """Call *callback* in the subscriber's thread with each saved row of *tenant*; returns a stop function."""
         background = self._in_background()
 

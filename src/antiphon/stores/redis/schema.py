@@ -33,7 +33,7 @@ from msgspec import UNSET
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
 from antiphon.errors import ConfigError
 from antiphon.ports import ClaimRequest, Settlement
-from antiphon.stores._common import Outcome, asked, check_version, digests_of, outcome_of, owner_of
+from antiphon.stores._common import Outcome, check_version, digests_of, inflight_outcome, outcome_of, owner_of
 from antiphon.stores._common import record_of as stored_record
 
 SHARDS = 256
@@ -193,7 +193,7 @@ def record_of(key: str, text: bytes) -> DedupeRecord:
     if len(lines) == 7:
         outcome, payload = _outcome_from(lines[5]), lines[6]
     else:
-        outcome, payload = asked(about_call.arguments or ""), b""
+        outcome, payload = inflight_outcome(about_call.arguments or ""), b""
     updated_ms = int(updated) // 1000
     request = RecordedRequest(
         session_key=text_of(lines[3]),

@@ -22,7 +22,7 @@ from antiphon.stores._common import (
     next_version,
     outcome_of,
     record_of,
-    settled_anew,
+    resettled,
 )
 
 SQL = named_queries(Path(__file__).with_name("queries.sql"))
@@ -30,7 +30,7 @@ _CLAIM, _EXECUTION, INSERT_CLAIM, SETTLE = SQL["claim"], SQL["execution"], SQL["
 COLUMNS = "SELECT c." + ", c.".join(_CLAIM[len("SELECT ") : _CLAIM.index("FROM")].replace("\n", " ").split(","))
 """The columns of a claim, for queries that name its table ``c``."""
 
-_APART = 500
+_VERSION_GAP = 500
 """How far the new version of an earlier execution lies above those of the current claim: they never meet."""
 LOOK_AGAIN_MS = 300_000
 """How soon a claim that was in flight is checked again: its outcome may have shortened its life."""
@@ -49,7 +49,7 @@ _ONE_SUCCESS = bytearray(
     b'{"startedAtMs":%d,"finishedAtMs":%d,"status":"success","retriable":false}]}}'
 )
 """The outcome of a :class:`~antiphon.ports.Success`."""
-_ASKED = bytearray(b'{"arguments":%b}')
+_INFLIGHT_OUTCOME = bytearray(b'{"arguments":%b}')
 """What stands in place of the outcome while the claim is in flight."""
 
 _encode = msgspec.json.Encoder().encode
@@ -97,11 +97,11 @@ class _Claim(NamedTuple):
         """Whether it still counts; one in flight always does."""
         return self.expires_at_ms > now or self.state == "inflight"
 
-    def gone(self) -> Gone:
-        return Gone(self.id, self.key, self.version, self.history, self.tenant, self.tool, self.session)
+    def ref(self) -> ClaimRef:
+        return ClaimRef(self.id, self.key, self.version, self.history, self.tenant, self.tool, self.session)
 
 
-def look_up(connection: sqlite3.Connection, key: str, identity: str, now: int) -> Existing | None:
+def read(connection: sqlite3.Connection, key: str, identity: str, now: int) -> Existing | None:
     """What is there for this key and identity, if anything lives."""
     claim = _find(connection, key)
     if claim is None:
@@ -114,13 +114,13 @@ def look_up(connection: sqlite3.Connection, key: str, identity: str, now: int) -
     return None if own is None else Existing(own, own, now)
 
 
-def find(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Existing | Pinned | None:
+def answer_without_writing(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Existing | Pinned | None:
     """The reply to a claim request, if nothing has to be written for it."""
     if request.pin is not None:
         kept = _mark(connection, request.pin[0], now)
         if kept != request.pin[1]:
             return None if kept is None else Pinned(kept)
-    return look_up(connection, request.key, request.identity, now)
+    return read(connection, request.key, request.identity, now)
 
 
 def begin(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Begun:
@@ -132,12 +132,12 @@ def begin(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Be
     version = now * 1000
     if connection.execute(INSERT_CLAIM, claim_values(request, now, version)).rowcount > 0:
         return Claimed(version, now)
-    return look_up(connection, request.key, request.identity, now) or _replace(connection, request, now)
+    return read(connection, request.key, request.identity, now) or _replace(connection, request, now)
 
 
 def take_over(connection: sqlite3.Connection, request: ClaimRequest, version: int, now: int) -> Begun:
     """Replace *version*, or return what is there instead."""
-    existing = look_up(connection, request.key, request.identity, now)
+    existing = read(connection, request.key, request.identity, now)
     if existing is not None:
         current, own, _ = existing
         if current.version != version or (own is not None and own.state == "done"):
@@ -180,8 +180,8 @@ def _settle_earlier(
     if before is None or not is_unknown(before):
         return None
     current = _find(connection, key)
-    new_version = next_version(version if current is None else max(version, current.version), now) + _APART
-    after = settled_anew(before, settlement, new_version, now)
+    new_version = next_version(version if current is None else max(version, current.version), now) + _VERSION_GAP
+    after = resettled(before, settlement, new_version, now)
     connection.execute(SQL["settle_execution"], (new_version, _encode(after), key, version))
     return new_version
 
@@ -209,7 +209,7 @@ def claim_values(request: ClaimRequest, now: int, version: int, sweep_at: int = 
         sweep_at if sweep_at > expires else expires,
         history,
         _request_json(request),
-        _ASKED % dumps(shown) if (shown := request.shown) else None,
+        _INFLIGHT_OUTCOME % dumps(shown) if (shown := request.shown) else None,
         RECORD_VERSION,
         version,
     )
@@ -294,7 +294,7 @@ def clear(connection: sqlite3.Connection, key: str, version: int | None) -> bool
     claim = _find(connection, key)
     if claim is None or version not in (None, claim.version):
         return False
-    forget(connection, [claim.gone()])
+    forget(connection, [claim.ref()])
     return True
 
 
@@ -309,7 +309,7 @@ def earlier(connection: sqlite3.Connection, tenant: str, key: str, now: int) -> 
 ID = _Claim._fields.index("id")
 
 
-class Gone(NamedTuple):
+class ClaimRef(NamedTuple):
     """What must be known about a claim to forget it."""
 
     id: int
@@ -328,7 +328,7 @@ def known_up_to(connection: sqlite3.Connection, key: str) -> int:
     return floor if left is None else max(floor, left.version)
 
 
-def forget(connection: sqlite3.Connection, claims: Sequence[Gone]) -> None:
+def forget(connection: sqlite3.Connection, claims: Sequence[ClaimRef]) -> None:
     """Delete claims with their history and index entries, but remember how far their versions had come."""
     if not claims:
         return
@@ -381,7 +381,7 @@ def _replace(connection: sqlite3.Connection, request: ClaimRequest, now: int) ->
             history = 1
         sweep_at = before.sweep_at_ms if history else 0
         connection.execute(SQL["delete_claim"], (before.id,))
-        _leave_index(connection, before.gone())
+        _leave_index(connection, before.ref())
         connection.execute(SQL["shrink_indexed"])
     version = next_version(previous, now)
     connection.execute(INSERT_CLAIM, claim_values(request, now, version, sweep_at, history))
@@ -393,7 +393,7 @@ def _keep(connection: sqlite3.Connection, record: DedupeRecord, identity: str) -
     connection.execute(SQL["insert_execution"], (*values, _encode(record), record.v))
 
 
-def _leave_index(connection: sqlite3.Connection, claim: Gone) -> None:
+def _leave_index(connection: sqlite3.Connection, claim: ClaimRef) -> None:
     """Expiry entries stay: when they are due, they lead nowhere and are dropped."""
     connection.execute(SQL["delete_place"], (claim.tenant, "tool", claim.tool, claim.id))
     connection.execute(SQL["delete_place"], (claim.tenant, "session", claim.session, claim.id))

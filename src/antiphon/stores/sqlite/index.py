@@ -12,7 +12,7 @@ from operator import itemgetter
 from antiphon.contract.record import DedupeRecord
 from antiphon.stores._common import ClaimQuery
 from antiphon.stores.sqlite import log
-from antiphon.stores.sqlite.claims import COLUMNS, ID, LOOK_AGAIN_MS, SQL, Gone, forget, to_record
+from antiphon.stores.sqlite.claims import COLUMNS, ID, LOOK_AGAIN_MS, SQL, ClaimRef, forget, to_record
 
 
 def is_behind(connection: sqlite3.Connection) -> bool:
@@ -115,7 +115,7 @@ def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
     swept = connection.execute(SQL["sweep_executions"], (now, limit)).rowcount
     connection.execute(SQL["close_open"])
     due = connection.execute(SQL["due"], (now, limit)).fetchall()
-    gone: dict[int, Gone] = {}
+    gone: dict[int, ClaimRef] = {}
     for at_ms, number, *about, state, sweep_at, expires, ttl_ms, spared in due:
         connection.execute(SQL["delete_expiry"], (at_ms, number))
         if state is None:
@@ -127,7 +127,7 @@ def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
                 connection.execute(SQL["spare"], (expires, expires, number))
             again = min(expires, now + LOOK_AGAIN_MS)
         elif sweep_at <= now:
-            gone[number] = Gone(number, *about)
+            gone[number] = ClaimRef(number, *about)
             continue
         elif state == "inflight":
             connection.execute(SQL["abandon"], (number,))

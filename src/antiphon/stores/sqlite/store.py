@@ -19,6 +19,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.ports import (
     Begun,
+    BreakerCallback,
     BreakerRow,
     BreakerRows,
     Claimed,
@@ -30,7 +31,6 @@ from antiphon.ports import (
     Records,
     Row,
     Settlement,
-    Told,
 )
 from antiphon.stores._adapters import SyncFromAsync
 from antiphon.stores._common import RunQuery, event_of, manifest_of, manifests_of
@@ -133,13 +133,13 @@ class SQLiteJournal:
 
     async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         if self.won < ALL_NEW:
-            found = await self._read(lambda connection: claims.find(connection, request, self.now()))
+            found = await self._read(lambda connection: claims.answer_without_writing(connection, request, self.now()))
             if found is not None:
                 self.won = 0
                 return found
 
         def step(connection: sqlite3.Connection) -> Begun:
-            return _told(connection, claims.begin(connection, request, self.now()), events)
+            return _with_events(connection, claims.begin(connection, request, self.now()), events)
 
         answer = await self._write(step)
         self.won = self.won + 1 if answer.__class__ is Claimed else 0
@@ -147,7 +147,7 @@ class SQLiteJournal:
 
     async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         def step(connection: sqlite3.Connection) -> Begun:
-            return _told(connection, claims.take_over(connection, request, version, self.now()), events)
+            return _with_events(connection, claims.take_over(connection, request, version, self.now()), events)
 
         return await self._write(step, (request.key,))
 
@@ -165,7 +165,7 @@ class SQLiteJournal:
         return await self._write(lambda connection: claims.renew(connection, key, version, lease_ms, self.now()))
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
-        return await self._read(lambda connection: claims.look_up(connection, key, identity, self.now()))
+        return await self._read(lambda connection: claims.read(connection, key, identity, self.now()))
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         waiter = self._new_waiter()
@@ -234,7 +234,7 @@ class SQLiteJournal:
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         await self._write(lambda connection: log.save_breaker(connection, tenant, row))
 
-    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+    def subscribe_breakers(self, tenant: str, callback: BreakerCallback) -> Callable[[], None] | None:
         """SQLite cannot push: processes poll."""
         return None
 
@@ -333,7 +333,7 @@ class _Blocking:
         return self._file.write(operation)
 
 
-def _told(connection: sqlite3.Connection, answer: B, events: Sequence[Row]) -> B:
+def _with_events(connection: sqlite3.Connection, answer: B, events: Sequence[Row]) -> B:
     """*answer*, with its events written if it is a claim."""
     if answer.__class__ is Claimed:
         log.write(connection, events)

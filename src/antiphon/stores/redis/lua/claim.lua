@@ -45,7 +45,7 @@ if place then
     seen = seen or own and not state and string.match(own, '^%d+ (%d+) ') == ARGV[3]
   end
 end
--- Who takes replaces what he has seen, unless his identity has a result by now.
+-- A takeover replaces the record that its caller has seen, unless its identity has a result by now.
 if not seen or string.find(own == 1 and flat or own or '', '^%d+ %d+ done ') then
   if state and (not own or own == 1) then
     return time[1] .. ' ' .. time[2] .. (own and ' 1 ' or ' 0 ') .. flat
