@@ -20,6 +20,7 @@ import orjson
 from antiphon._recording.plain import dump
 from antiphon.contract.events import EVENT_VERSION, Event, RunManifest
 from antiphon.errors import ArtifactError, ContractError
+from antiphon.llm.request import config_of
 
 _LARGEST = 2**64 - 1
 _LONGEST_INT = 20
@@ -132,10 +133,7 @@ class Facts:
         if not isinstance(request, dict):
             return
         if "model_name" not in self.llm_config:
-            self.llm_config |= {"model_name": request.get("model"), "provider": request.get("provider")}
-            self.llm_config |= {
-                name: request[name] for name in ("temperature", "seed") if request.get(name) is not None
-            }
+            self.llm_config |= config_of(request, request.get("provider"))
         tools = request.get("tools")
         for tool in tools if isinstance(tools, list) else []:
             if isinstance(tool, dict) and "name" in tool:

@@ -16,19 +16,10 @@ from antiphon._scope import RunScope
 from antiphon.errors import InvalidInput
 from antiphon.llm.key import Recipe, llm_cache_key, variant_digest
 from antiphon.llm.request import canonical_request
-from antiphon.llm.response import envelope_kind, told
+from antiphon.llm.response import outcome_of
 from antiphon.llm.stream import assemble_response
 
 RECIPE: Recipe = "rfc0041"
-
-
-def config_of(request: Mapping[str, Any], provider: str) -> dict[str, Any]:
-    """Model, provider, temperature and seed, as the determinism score reads them (K3)."""
-    config = {"model_name": request.get("model"), "provider": provider.partition("-")[0]}
-    for name in ("temperature", "seed"):
-        if request.get(name) is not None:
-            config[name] = request[name]
-    return config
 
 
 def open_llm(
@@ -81,20 +72,6 @@ def open_llm(
 def _digest_of(payload: Mapping[str, Any]) -> Callable[[Any], str] | None:
     """How the digest of a canonical request is computed; a request that could not be mapped has none of its own."""
     return None if "unmapped" in payload else lambda request: llm_cache_key(request, recipe=RECIPE)
-
-
-def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
-    """``ok`` or ``refusal``, and a summary of the response: usage, stop reason, refusal kind (D23)."""
-    if type(response) is not dict and not isinstance(response, Mapping):
-        return "ok", {}
-    body = response if type(response) is dict else dict(response)
-    kind, reason = envelope_kind(body, provider)
-    usage, stop = told(body, provider)
-    meta: dict[str, Any] = {"usage": usage, "stopReason": stop}
-    if kind == "refusal":
-        meta["refusalReason"] = reason
-        return "refusal", meta
-    return "ok", meta
 
 
 class OptionRefused(InvalidInput):

@@ -23,6 +23,7 @@ from antiphon._saga import Core, Saga
 from antiphon._scope import Entered, RunScope
 from antiphon.contract.events import CALLS_ONLY, GIVEN, TASKS, Event, RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.llm.request import config_of
 
 active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
 """The current run of this context."""
@@ -334,7 +335,7 @@ class Run:
         With a coroutine function the result is awaitable; a response that arrives in chunks stays a stream.
         """
         if "llm_config" not in self._facts:
-            self._facts["llm_config"] = model.config_of(request, provider)
+            self._facts["llm_config"] = config_of(request, provider.partition("-")[0])
         if inspect.iscoroutinefunction(send) or inspect.isasyncgenfunction(send):
             return model.ask_async(self.scope, request, send, provider)
         return model.ask(self.scope, request, send, provider)

@@ -19,7 +19,7 @@ from antiphon.contract._base import Opaque
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live, reviewed_as
 from antiphon.errors import MaskedArgument, ReplayMiss
-from antiphon.llm.response import summarise
+from antiphon.llm.response import outcome_of
 from antiphon.ports import BROKEN_OFF, Answer, Invocation
 from antiphon.similarity import SemanticIndex
 
@@ -171,11 +171,8 @@ class ExploreInvoker(Opaque, eq=False):
             response = self.llm(dict(call.body or {}))
             if inspect.isawaitable(response):
                 response = await response
-        account = summarise(response, call.dialect)
-        meta: dict[str, Any] = {"usage": account["usage"], "stopReason": account["stopReason"]}
-        if account["kind"] == "refusal":
-            return Answer("refusal", response, source="live", meta={**meta, "refusalReason": account["refusal"]})
-        return Answer("ok", response, source="live", meta=meta)
+        outcome, meta = outcome_of(response, call.dialect)
+        return Answer(outcome, response, source="live", meta=meta)
 
     # -- models --------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from antiphon._replay.recording import Recording
 from antiphon.contract._base import given
-
-_SCORED = ("temperature", "seed")
+from antiphon.llm.request import config_of
 
 
 class Setup:
@@ -35,10 +34,7 @@ class Setup:
         if not isinstance(request, dict):
             return
         if self.llm_config is None:
-            self.llm_config = {"model_name": request.get("model"), "provider": request.get("provider")}
-            for name in _SCORED:
-                if request.get(name) is not None:
-                    self.llm_config[name] = request[name]
+            self.llm_config = config_of(request, request.get("provider"))
             if meta and meta.get("endpoint"):
                 self.llm_config["endpoint"] = meta["endpoint"]
                 self.llm_config["headers"] = dict(meta.get("requestHeaders") or {})

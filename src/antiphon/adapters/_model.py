@@ -20,6 +20,7 @@ from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._recording.streams import LiveStream, ReplayedStream, StreamLog, failure_of
 from antiphon._scope import RunScope, current_scope
 from antiphon.adapters._wire import error_headers
+from antiphon.llm import response as llm_response
 from antiphon.ports import Answer
 
 NATIVE = "native"
@@ -219,7 +220,7 @@ def _as_wanted(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> tupl
 def outcome_of(value: dict[str, Any], dialect: str) -> tuple[str, dict[str, Any]]:
     """``ok`` or ``refusal``, usage and stop reason of a response packed by this module."""
     if dialect != "openai-chat":
-        return model.outcome_of(value, dialect)
+        return llm_response.outcome_of(value, dialect)
     choice = value["choices"][0]
     usage = value.get("usage") or {}
     counts = {"inputTokens": usage.get("prompt_tokens"), "outputTokens": usage.get("completion_tokens")}

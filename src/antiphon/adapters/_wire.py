@@ -18,6 +18,7 @@ from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
 from antiphon.canonical import writable_json
 from antiphon.contract.events import ASKS_STREAM
+from antiphon.llm.response import outcome_of
 from antiphon.llm.stream import assemble_response, sse_events
 from antiphon.ports import BROKEN_OFF, Answer
 
@@ -258,7 +259,7 @@ async def finish(
         error["headers"] = error_headers(headers)
         await boundary.finish("error", error=error, value=value, meta={**attempts, **layout_of(content, value)})
         return
-    outcome, meta = model.outcome_of(_read(content, value), call.provider)
+    outcome, meta = outcome_of(_read(content, value), call.provider)
     more = {**told(status, headers, stream=call.stream), **attempts, **layout_of(content, value)}
     await boundary.finish(outcome, value=value, meta={**meta, **more})
 

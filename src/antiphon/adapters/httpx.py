@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from antiphon._drive import drive
-from antiphon._recording import model
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._recording.streams import STREAM, LiveStream, ReplayedStream, StreamLog, read_on
 from antiphon._scope import RunScope
@@ -25,6 +24,7 @@ from antiphon.adapters._model import recorded_here, recording_scope
 from antiphon.adapters._need import need
 from antiphon.adapters._retries import ATTEMPTS, retrying, transports
 from antiphon.errors import CallFailed, InvalidInput, raised_again
+from antiphon.llm.response import outcome_of
 from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
 _CODED = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
@@ -372,7 +372,7 @@ class _HttpLog(StreamLog):
 
     def summary(self) -> tuple[str, Any, dict[str, Any]]:
         response = assemble_response(sse_events(self.chunks), self._provider)
-        outcome, meta = model.outcome_of(response, self._provider)
+        outcome, meta = outcome_of(response, self._provider)
         return outcome, response, meta
 
     def complete(self) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from antiphon.errors import ContractError, InvalidInput
 from antiphon.llm import anthropic, gemini, openai
 from antiphon.llm._draft import Draft
 
-__all__ = ["DIALECTS", "Dialect", "canonical_request"]
+__all__ = ["DIALECTS", "Dialect", "canonical_request", "config_of"]
 
 Dialect = Literal["openai-chat", "openai-responses", "anthropic", "gemini"]
 
@@ -42,3 +42,9 @@ def canonical_request(
         return draft.done()
     except RecursionError:
         raise ContractError("The request is nested too deeply.", path="$") from None
+
+
+def config_of(request: Mapping[str, Any], provider: Any) -> dict[str, Any]:
+    """Model, provider, temperature and seed, as the determinism score reads them (K3)."""
+    config = {"model_name": request.get("model"), "provider": provider}
+    return config | {name: request[name] for name in ("temperature", "seed") if request.get(name) is not None}

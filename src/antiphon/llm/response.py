@@ -17,13 +17,13 @@ Nothing here fails on an answer of any shape: unexpected parts count as absent.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from antiphon.canonical import parse_json
 from antiphon.errors import CanonicalError
 
-__all__ = ["EnvelopeKind", "envelope_kind", "response_dialect", "summarise", "told"]
+__all__ = ["EnvelopeKind", "envelope_kind", "outcome_of", "response_dialect", "summarise", "told"]
 
 EnvelopeKind = Literal["valid", "refusal", "unknown"]
 Verdict = tuple[EnvelopeKind, str | None]
@@ -109,6 +109,17 @@ def told(response: Any, provider: str | None = None) -> Told:
     for path in shape.stop:
         stop = stop or dig(response, *path)
     return {"inputTokens": _total(usage, shape.tokens_in), "outputTokens": _total(usage, shape.tokens_out)}, stop
+
+
+def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
+    """``ok`` or ``refusal``, and a summary of the response: usage, stop reason, refusal kind (D23)."""
+    if type(response) is not dict and not isinstance(response, Mapping):
+        return "ok", {}
+    body = response if type(response) is dict else dict(response)
+    kind, reason = envelope_kind(body, provider)
+    usage, stop = told(body, provider)
+    meta: dict[str, Any] = {"usage": usage, "stopReason": stop}
+    return ("refusal", {**meta, "refusalReason": reason}) if kind == "refusal" else ("ok", meta)
 
 
 def _total(usage: Any, names: tuple[str, ...]) -> int | None:
