@@ -97,7 +97,7 @@ def proxy(arguments: argparse.Namespace) -> int:
         import uvicorn
 
         import antiphon.proxy.transport  # noqa: F401 - what every request needs
-        from antiphon.host.http.app import leave_to_stay
+        from antiphon.host.http.app import freeze_gc
         from antiphon.host.http.connections import ServerConfig
     except ImportError as error:
         raise missing_extra(error.name or "httpx", "proxy", "antiphon proxy") from None
@@ -147,7 +147,7 @@ def proxy(arguments: argparse.Namespace) -> int:
         def tell(address: str) -> None:
             print(f"antiphon: proxy on {address}, mode {arguments.mode}; store {app.store.url}", file=sys.stderr)
 
-        leave_to_stay()
+        freeze_gc()
         started = run_server(uvicorn.Server(server), tell)
         for report in served.ended:
             print(f"antiphon: {told(report)}", file=sys.stderr)

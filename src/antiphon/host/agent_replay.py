@@ -5,14 +5,14 @@ from __future__ import annotations
 from antiphon._replay.observe import Observer
 from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._replay.strict import StrictInvoker, VerifyInvoker
-from antiphon.host.workflow.nodes import Heard
+from antiphon.host.workflow.nodes import AgentObservations
 from antiphon.ports import Invocation
 
 
-class AnsweringInvoker(StrictInvoker):
+class AgentReplayInvoker(StrictInvoker):
     """Answers every call from the recording."""
 
-    def tell(self, heard: Heard) -> None:
+    def report_to(self, heard: AgentObservations) -> None:
         """Report what was observed."""
         heard.unasked = self._unasked
         if self.refusals:
@@ -24,7 +24,7 @@ class AnsweringInvoker(StrictInvoker):
         return sum(call.started in rows and not call.used for call in self._recording.top_calls())
 
 
-class AskingInvoker(AnsweringInvoker, VerifyInvoker):
+class AskingInvoker(AgentReplayInvoker, VerifyInvoker):
     """The same, and also asks each model again to check whether it still answers or refuses."""
 
     def __init__(self, recording: Recording, observer: Observer) -> None:
@@ -39,6 +39,6 @@ class AskingInvoker(AnsweringInvoker, VerifyInvoker):
         await super()._verify(call, found)
         self._not_asked += [one.note for one in self._observer.divergences[known:] if one.kind == "verify"]
 
-    def tell(self, heard: Heard) -> None:
-        super().tell(heard)
+    def report_to(self, heard: AgentObservations) -> None:
+        super().report_to(heard)
         heard.unverified = self._not_asked

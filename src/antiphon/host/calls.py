@@ -38,7 +38,7 @@ class Call:
     """One call that runs to completion, whether or not its client waits."""
 
     def __init__(self, host: Host, principal: Principal, envelope: dict[str, Any]) -> None:
-        self._out_of_time = host.out_of_time
+        self._grace_over = host.grace_over
         self._gateway = host.tenant(principal.tenant).async_gateway
         if f"{envelope.get('toolNamespace')}/{envelope.get('toolName')}" == SIDE_EFFECT_TOOL:
             if not host.settings.test_seams:
@@ -56,24 +56,24 @@ class Call:
         self._call = call
         self._chunks: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
         with without_run():
-            self._task = host.keep(principal.tenant, self._make())
+            self._task = host.run_detached(principal.tenant, self._make())
 
     async def _make(self) -> dict[str, Any]:
         try:
-            outcome = await self._gateway.run(self._call, lambda stream: _Heard(stream, self._chunks))
+            outcome = await self._gateway.run(self._call, lambda stream: _TeeStream(stream, self._chunks))
             return self._gateway.answer(self._call, outcome).to_wire()
         finally:
             self._chunks.put_nowait(None)
 
     async def result(self) -> dict[str, Any]:
         """The result envelope; waits no longer than shutdown allows."""
-        await asyncio.wait((self._task, self._out_of_time), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((self._task, self._grace_over), return_when=asyncio.FIRST_COMPLETED)
         self._check_time()
         found: dict[str, Any] = self._task.result()
         return found
 
     def _check_time(self) -> None:
-        if self._out_of_time.done() and (not self._task.done() or self._task.cancelled()):
+        if self._grace_over.done() and (not self._task.done() or self._task.cancelled()):
             text = (
                 "The host is shutting down and no longer waits for this call, which may still take effect. "
                 "Send it again with the same key in a few seconds: it is not made twice."
@@ -99,7 +99,7 @@ class Call:
         yield "result", await self.result()
 
 
-class _Heard:
+class _TeeStream:
     """A stream that is read to its end and copied to a listener."""
 
     def __init__(self, stream: Any, chunks: asyncio.Queue[tuple[str, Any] | None]) -> None:

@@ -108,11 +108,11 @@ def discovery(host: Host) -> dict[str, Any]:
     families["envelopes"]["reliability"]["maxRetryAttempts"] = MAX_ATTEMPTS
     if host.webhooks is None:
         del families["webhooks"]
-    if not (host.claims.get("passed") and host.config.record.enabled):  # what version 4 needs
+    if not (host.self_test_result.get("passed") and host.config.record.enabled):  # what version 4 needs
         del families["multiAgent"]
         phases["honoured"] = []
     phases["llmKeyRecipe"] = recipe_name(host.settings.llm_key_recipe)
-    phases["selfTest"] = host.claims.get("failed") or "passed"
+    phases["selfTest"] = host.self_test_result.get("failed") or "passed"
     found["implementation"]["version"] = __version__
     found["limits"] |= {"schemaRounds": MAX_ATTEMPTS - 1, "maxRequestBodyBytes": host.settings.max_body_bytes}
     return {**found, "fixtures": sorted(host.workflows), **families}

@@ -61,7 +61,7 @@ def is_large(payload: Mapping[str, Any]) -> bool:
         return True
 
 
-class Numbered(NamedTuple):
+class SequencedEvent(NamedTuple):
     """A workflow event with its sequence number."""
 
     sequence: int
@@ -78,7 +78,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
-def document(run: str, event: Numbered) -> dict[str, Any]:
+def document(run: str, event: SequencedEvent) -> dict[str, Any]:
     """The event as the protocol shows it; only ids and time depend on when and where it was written."""
     found: dict[str, Any] = {
         "eventId": event_id(run, event.sequence),
@@ -110,18 +110,18 @@ class Reader(msgspec.Struct, eq=False):
     """The row to read next."""
     rows: list[Event] = []
     """The other rows read so far: calls and their outcomes."""
-    opened: Callable[[Event], Event] = viewed
+    unmask: Callable[[Event], Event] = viewed
     """Restores masked values for executing code; others see masks."""
 
-    async def more(self, *, keep_rows: bool = False) -> list[Numbered]:
+    async def more(self, *, keep_rows: bool = False) -> list[SequencedEvent]:
         """The events since the last read."""
-        found: list[Numbered] = []
+        found: list[SequencedEvent] = []
         while batch := await self._batch():
             for event in batch:
                 if event.meta.get("workflow"):
                     found.append(await self._numbered(event))
                 elif keep_rows:
-                    self.rows.append(self.opened(event))
+                    self.rows.append(self.unmask(event))
             self.next = batch[-1].seq + 1
             if len(batch) < _BATCH:
                 break
@@ -139,13 +139,13 @@ class Reader(msgspec.Struct, eq=False):
         log.error("run %s cannot be read %s: %s", self.run, place, one_line(error))
         return RunDamaged(self.run, place)
 
-    async def _numbered(self, event: Event) -> Numbered:
+    async def _numbered(self, event: Event) -> SequencedEvent:
         try:
             if spilled(event):
                 event = await asyncio.to_thread(whole, event, self.blobs, self.tenant)
-            event = self.opened(event)
+            event = self.unmask(event)
             told = WorkflowEvent(event.type, given_back(event.payload), str(event.meta.get(ASKED) or ""))
-            return Numbered(int(event.meta[PLACE]), told, event.at_ms, is_masked(event), event.seq)
+            return SequencedEvent(int(event.meta[PLACE]), told, event.at_ms, is_masked(event), event.seq)
         except StoreUnavailable:
             raise
         except Exception as error:
@@ -173,7 +173,7 @@ class Signals:
 
 async def follow(
     reader: Reader, signals: Signals, run: str, *, is_local: Callable[[], bool], idle_s: float
-) -> AsyncGenerator[list[Numbered]]:
+) -> AsyncGenerator[list[SequencedEvent]]:
     """New events as they arrive, an empty list after *idle_s* of silence; ends after the last event of the run.
 
     A run in this process wakes its followers; a run in another process is polled four times a second.

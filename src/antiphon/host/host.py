@@ -45,15 +45,15 @@ from antiphon.errors import (
 )
 from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import KeyRing, Principal
-from antiphon.host.events import Numbered, Reader, Signals, follow, is_large, one_line, row_of
+from antiphon.host.events import Reader, SequencedEvent, Signals, follow, is_large, one_line, row_of
 from antiphon.host.fairness import Fair, Shares
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
-from antiphon.host.webhooks import Mask, Notices, PostTo, Webhooks
+from antiphon.host.webhooks import ApprovalListener, Mask, PostTo, Webhooks
 from antiphon.host.wire import document_digest
 from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
-from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeFailed, Outputs, Visit, check_nodes
+from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeExecution, NodeFailed, Outputs, check_nodes
 from antiphon.host.workflow.runner import Replay, Runner, Stopped
 from antiphon.host.workflow.source import Comparison, Source, is_remark
 from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent, fold
@@ -167,7 +167,7 @@ class Host:
         self.agents: dict[str, str] = {}
         self.closing: bool = False
         self.webhooks: Webhooks | None = None
-        self.claims: dict[str, Any] = {}
+        self.self_test_result: dict[str, Any] = {}
         """What the self-test found, for the discovery document."""
         self.set_aside: dict[str, str] = {}
         """Unfinished runs that this process cannot resume, and why."""
@@ -181,9 +181,9 @@ class Host:
         self._folder: Path | None = None
         """The folder of the store, if it is on this machine."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._notices: set[asyncio.Task[None]] = set()
+        self._notifications: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.out_of_time: asyncio.Future[None]
+        self.grace_over: asyncio.Future[None]
         """Done when the shutdown grace is over and nobody can wait for calls any longer."""
         self.journal: Journal
         self.keys: KeyRing
@@ -194,7 +194,7 @@ class Host:
     async def start(self, *, resume: bool = True) -> None:
         """Open the store, load agents and workflows, and resume interrupted runs."""
         self._loop = asyncio.get_running_loop()
-        self.out_of_time = self._loop.create_future()
+        self.grace_over = self._loop.create_future()
         self.journal = self.app.store.open_async()
         self.app.loops.share(asyncio.get_running_loop(), self.journal)
         path = (await self.journal.ping()).get("path")
@@ -202,7 +202,7 @@ class Host:
         self.keys = KeyRing(self.journal, self.app.clock, default_tenant=self.app.tenant, environment=self._operator)
         await self.keys.refresh(0.0)
         self._load()
-        listen(lambda tenant: Notices(self.tell, tenant), self.app.store)  # the gateways of agents
+        listen(lambda tenant: ApprovalListener(self.publish, tenant), self.app.store)  # the gateways of agents
         self.webhooks = self._webhooks()
         if self.webhooks is not None:
             try:
@@ -221,15 +221,15 @@ class Host:
             self._tasks.append(asyncio.create_task(self._watch_orphans(), name="antiphon-orphans"))
         self._tasks.append(asyncio.create_task(self._watch_cancels(), name="antiphon-cancels"))
 
-    def close_soon(self) -> None:
+    def begin_shutdown(self) -> None:
         """Shutdown has begun: end streams and polls at once; clients waiting for calls get the same grace as runs."""
         if not self.closing:
             self.closing = True
             asyncio.get_running_loop().call_later(self.settings.shutdown_grace_s, self._give_up)
 
     def _give_up(self) -> None:
-        if not self.out_of_time.done():
-            self.out_of_time.set_result(None)
+        if not self.grace_over.done():
+            self.grace_over.set_result(None)
 
     async def stop(self) -> None:
         """Accept nothing new, let short runs finish, and leave the others to be resumed."""
@@ -244,8 +244,8 @@ class Host:
         self._give_up()
         for call in tuple(self._calls):
             call.cancel()
-        if self._notices:
-            await asyncio.wait(self._notices, timeout=2.0)
+        if self._notifications:
+            await asyncio.wait(self._notifications, timeout=2.0)
         if self.webhooks is not None:
             await self.webhooks.stop()
         await self.lease.stop()
@@ -312,7 +312,7 @@ class Host:
         found = self._tenants.get(name)
         if found is None:
             base = self.app
-            told = (Notices(self.tell, name),)
+            told = (ApprovalListener(self.publish, name),)
             found = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock, listeners=told)
             self._tenants[name] = found
             found.loops = base.loops
@@ -370,7 +370,7 @@ class Host:
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(pool, context.run, work)
 
-    def follow(self, manifest: RunManifest, *, idle_s: float) -> AsyncGenerator[list[Numbered]]:
+    def follow(self, manifest: RunManifest, *, idle_s: float) -> AsyncGenerator[list[SequencedEvent]]:
         """New events of a run as they arrive, an empty list after *idle_s* of silence."""
         reader = HostRun.reader(self, manifest.id, manifest.tenant)
         return follow(reader, self.signals, manifest.id, is_local=lambda: manifest.id in self.running, idle_s=idle_s)
@@ -425,7 +425,7 @@ class Host:
 
     # -- executing ---------------------------------------------------------------------------------------------------
 
-    def check_room(self, tenant: str) -> None:
+    def check_capacity(self, tenant: str) -> None:
         """Refuse a new run if its tenant is at its limit."""
         if self.closing:
             raise Rejected(503, "shutting_down", "The host is shutting down. Try again in a few seconds.")
@@ -439,10 +439,10 @@ class Host:
                 {"limit": limit},
             )
 
-    def keep(self, tenant: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def run_detached(self, tenant: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run *work* of a tenant to completion, whoever waits for it; on shutdown it gets the same grace as runs."""
         try:
-            self.check_room(tenant)
+            self.check_capacity(tenant)
         except Rejected:
             work.close()
             raise
@@ -464,7 +464,7 @@ class Host:
             except Exception:
                 log.exception("events of run %s were not delivered", manifest.id, extra=told_of(manifest))
 
-    def tell(self, tenant: str, kind: str, payload: dict[str, Any]) -> None:
+    def publish(self, tenant: str, kind: str, payload: dict[str, Any]) -> None:
         """Deliver a tenant event to subscribers; callable from any thread."""
         if self._loop is not None and not self.closing and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._notify, tenant, kind, payload)
@@ -477,13 +477,13 @@ class Host:
         async def notify() -> None:
             shown, _ = self.tenant(tenant)._redactor.redact_bytes(orjson.dumps(payload))
             try:
-                await webhooks.tell(tenant, kind, orjson.loads(shown))
+                await webhooks.publish(tenant, kind, orjson.loads(shown))
             except StoreError as error:
                 log.warning("subscribers were not told of %s: %s", kind, error, extra={"tenant": tenant})
 
         task = asyncio.create_task(notify(), name="antiphon-notice")
-        self._notices.add(task)
-        task.add_done_callback(self._notices.discard)
+        self._notifications.add(task)
+        task.add_done_callback(self._notifications.discard)
 
     async def resume_orphans(self) -> int:
         """Resume the runs whose process is gone, each independently; return their number."""
@@ -651,7 +651,7 @@ class HostRun:
         reader = Reader(host.journal, run, app.blobs, tenant)
         if manifest is not None:
             key = app.keys.key_of(manifest)
-            reader.opened = (lambda event: event) if key is None else Originals(key).open
+            reader.unmask = (lambda event: event) if key is None else Originals(key).open
         return reader
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -686,11 +686,11 @@ class HostRun:
             self.manifest = self.recorder.with_key(msgspec.structs.replace(self.manifest, **end))
             await self.host.journal.update_run(self.manifest)
         self.host.signals.wake(self.id)
-        self._tell(events)
+        self._log_events(events)
         if not self.is_replay:
             self.host.deliver(self.manifest, events, self.masked)
 
-    def _tell(self, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
+    def _log_events(self, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
         """Log what happened, without the content."""
         for told, sequence in events if self.host.config.telemetry.logs else ():
             level = _LEVELS.get(told.type, logging.DEBUG)
@@ -704,7 +704,7 @@ class HostRun:
                 fields["code"] = error.get("code")
             log.log(level, "%s %s", told.type, self.manifest.name, extra=fields)
 
-    def tell_start(self) -> None:
+    def log_start(self) -> None:
         """Log the start of the run."""
         kind = "run.started" if self.manifest.source_run is None else "run.forked"
         if self.host.config.telemetry.logs:
@@ -730,10 +730,10 @@ class HostRun:
         """An exception message without the secrets that it may quote from the arguments."""
         return without_values(text, secrets_in(arguments, self.masked))
 
-    def secrets(self, visit: Visit) -> Mapping[str, str]:
+    def secrets(self, visit: NodeExecution) -> Mapping[str, str]:
         return secrets_in(visit.inputs, self.masked)
 
-    async def ask_model(self, visit: Visit) -> Outputs:
+    async def ask_model(self, visit: NodeExecution) -> Outputs:
         return await self.models.ask(visit)
 
     def draw(self, what: str) -> Any:
@@ -743,13 +743,13 @@ class HostRun:
         self._later.append(scope.encode("draw", site, {"what": what, "value": value, "nth": site.nth}, {}))
         return value
 
-    def asked(self, visit: Visit) -> str:
+    def request_digest(self, visit: NodeExecution) -> str:
         """The digest of a node's request: the model request, or the arguments of any other node."""
         is_model = visit.node.type_id.startswith(("core.ai.", "core.llm."))
         asks = request_of(visit) if is_model else {**visit.node.config, **visit.inputs}
         return document_digest(self.recorder.present(asks, "")[0])
 
-    async def run_agent(self, visit: Visit) -> Any:
+    async def run_agent(self, visit: NodeExecution) -> Any:
         """Call an entry point; its calls are part of this run, and a replay answers them from the recording."""
         function = load_entry(self.host.agents[visit.node.type_id.removeprefix("agent:")])
         inputs = visit.inputs
@@ -782,20 +782,20 @@ class HostRun:
         finally:
             if self._replaying is not None:
                 if visit.heard is not None:
-                    self._replaying.inner.tell(visit.heard)
+                    self._replaying.inner.report_to(visit.heard)
                 self._replaying.inner = None
             scope.adopt()
 
     async def _recording_invoker(self) -> Any:
         from antiphon._replay.observe import Observer
-        from antiphon.host.agent_replay import AnsweringInvoker, AskingInvoker
+        from antiphon.host.agent_replay import AgentReplayInvoker, AskingInvoker
         from antiphon.ops.runs import find_run, load_recording
 
         def load() -> Any:
             app = self.app
             source = find_run(app, self.manifest.source_run)
             recording = load_recording(app, source)
-            kind = AskingInvoker if self.host.settings.replay_verify else AnsweringInvoker
+            kind = AskingInvoker if self.host.settings.replay_verify else AgentReplayInvoker
             return kind(recording, Observer(recording, lambda value: value))
 
         return await self.host.in_thread(self.manifest.tenant, load)
@@ -897,7 +897,7 @@ def tool_request(
     }
 
 
-def _known_answers(rows: Sequence[Event], events: Sequence[Numbered], node: str) -> dict[str, list[Any]]:
+def _known_answers(rows: Sequence[Event], events: Sequence[SequencedEvent], node: str) -> dict[str, list[Any]]:
     """Model answers that the interrupted execution of *node* received."""
     begun = max((event.row for event in events if event.told.type == "node.started"), default=0)
     keys: dict[str, str] = {}

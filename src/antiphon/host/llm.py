@@ -19,7 +19,7 @@ from antiphon._scope import RunScope
 from antiphon.config.model import HostSection, ProviderSection
 from antiphon.contract._base import decode
 from antiphon.errors import AntiphonError, ConfigError, InvalidInput
-from antiphon.host.workflow.nodes import NodeFailed, Visit
+from antiphon.host.workflow.nodes import NodeExecution, NodeFailed
 from antiphon.host.workflow.schema import minimal, violation
 from antiphon.llm.key import llm_cache_key, variant_digest
 from antiphon.llm.response import envelope_kind, summarise
@@ -35,7 +35,7 @@ Post = Callable[[str, bytes, Mapping[str, str], float], Awaitable[tuple[int, byt
 """(address, body, headers, seconds) -> (status, body); a transport failure is an ``OSError``."""
 
 
-def request_of(visit: Visit) -> dict[str, Any]:
+def request_of(visit: NodeExecution) -> dict[str, Any]:
     """The canonical request of a model node: the same fields on every host."""
     config, inputs = visit.node.config, visit.inputs
     messages = inputs.get("messages", config.get("messages"))
@@ -69,7 +69,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
     known: dict[str, list[Any]] = {}
     """Answers that an interrupted run already has, by key; they are not requested again."""
 
-    async def ask(self, visit: Visit) -> dict[str, Any]:
+    async def ask(self, visit: NodeExecution) -> dict[str, Any]:
         """The validated answer of a model node; a refusal, or an answer that never fits, fails it."""
         request = request_of(visit)
         schema = visit.node.config.get("outputSchema")
@@ -94,7 +94,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
                 await visit.emit("envelope.retry.exhausted", payload)
         raise NodeFailed("envelope_payload_invalid", f"No response matched the schema in {attempts} attempts.")
 
-    async def _once(self, visit: Visit, request: Mapping[str, Any], attempt: int) -> Any:
+    async def _once(self, visit: NodeExecution, request: Mapping[str, Any], attempt: int) -> Any:
         recipe = self.settings.llm_key_recipe
         try:
             key = llm_cache_key(request, recipe=recipe)
@@ -124,7 +124,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
         await boundary.finish(outcome, value=response, meta=meta)
         return response
 
-    async def _send(self, visit: Visit, request: Mapping[str, Any], attempt: int) -> Any:
+    async def _send(self, visit: NodeExecution, request: Mapping[str, Any], attempt: int) -> Any:
         name = str(request["provider"])
         if name == MOCK:
             return self.mock.answer(self.tenant, visit.node.id, visit.node.config.get("outputSchema"))

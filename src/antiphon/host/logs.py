@@ -60,7 +60,7 @@ def _time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
 
 
-class Lines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Formats records as JSON, one document per line."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Lines(logging.Formatter):
         return document.decode()
 
 
-class TextLines(Lines):
+class TextFormatter(JsonFormatter):
     """Formats records for people: time, level, text, then the fields."""
 
     def line(self, document: bytes) -> str:
@@ -100,7 +100,7 @@ def _printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-class SaidOnce(logging.Filter):
+class DropRepeats(logging.Filter):
     """Drops server messages that repeat ours."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -112,8 +112,8 @@ def settings(level: str, style: Format) -> dict[str, Any]:
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"lines": {"()": f"antiphon.host.logs.{'Lines' if style == 'json' else 'TextLines'}"}},
-        "filters": {"once": {"()": "antiphon.host.logs.SaidOnce"}},
+        "formatters": {"lines": {"()": JsonFormatter if style == "json" else TextFormatter}},
+        "filters": {"once": {"()": DropRepeats}},
         "handlers": {
             "stderr": {
                 "class": "logging.StreamHandler",

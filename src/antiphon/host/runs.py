@@ -17,7 +17,7 @@ from antiphon.contract._base import decode
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.host.api_keys import Principal
-from antiphon.host.events import Numbered, document, iso
+from antiphon.host.events import SequencedEvent, document, iso
 from antiphon.host.host import KIND, Host, HostRun, Rejected, request_cancel
 from antiphon.host.recordings import SEARCHED, behind
 from antiphon.host.workflow.model import Workflow, initial_variables
@@ -124,13 +124,13 @@ async def _create(
             await host.resume_orphans()  # an earlier request with this key got this far
             return
         await host.journal.delete_run(manifest.id)  # it may have left events
-    host.check_room(manifest.tenant)
+    host.check_capacity(manifest.tenant)
     run = HostRun(host, manifest, workflow, events, new=True)
     rows = await run.rows_of([(told, number) for number, told in enumerate(events)])
     manifest = run.manifest = run.recorder.with_key(manifest)
     await host.journal.append(manifest.id, rows)
     await host.journal.open_run(manifest)
-    run.tell_start()
+    run.log_start()
     if not run.is_replay and len(events) == 1:
         host.deliver(manifest, [(events[0], 0)], run.masked)
     host.launch(run)
@@ -192,7 +192,7 @@ def _merged(payload: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str,
     return merged
 
 
-def _check_branch(events: Sequence[Numbered], overlay: Mapping[str, Any]) -> None:
+def _check_branch(events: Sequence[SequencedEvent], overlay: Mapping[str, Any]) -> None:
     """Refuse a branch that would send pseudonyms in its effects because the originals cannot be read."""
     later = [event for event in events if event.redacted and event.sequence > 0]
     if later or (events[0].redacted and "inputs" not in overlay):
@@ -257,7 +257,7 @@ async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, A
     return found
 
 
-def _variables(workflow: Workflow | None, events: Sequence[Numbered]) -> dict[str, Any]:
+def _variables(workflow: Workflow | None, events: Sequence[SequencedEvent]) -> dict[str, Any]:
     """The variables of a run; empty if its log does not match the current workflow of that name."""
     try:
         return {} if workflow is None else fold(workflow, (event.told for event in events)).variables

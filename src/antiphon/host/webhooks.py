@@ -21,7 +21,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import host_log
-from antiphon.host.events import Numbered, document, iso
+from antiphon.host.events import SequencedEvent, document, iso
 from antiphon.host.wire import to_json
 from antiphon.host.workflow.state import WorkflowEvent
 from antiphon.ports import Clock, Journal
@@ -48,7 +48,7 @@ class PostTo(Protocol):
     ) -> tuple[int, bytes]: ...
 
 
-class TooManyHooks(AntiphonError):
+class TooManyWebhooks(AntiphonError):
     """The tenant has reached its limit of subscriptions."""
 
     code = "too_many_webhooks"
@@ -130,7 +130,7 @@ class Webhooks:
         events = asked.events if asked.events is not None else asked.event_types
         await self._refresh(at_once=True)
         if sum(hook.tenant == tenant for hook in self._hooks.values()) >= self._most:
-            raise TooManyHooks(
+            raise TooManyWebhooks(
                 f"This tenant has {self._most} webhooks, as many as it may have ([host] tenant_webhooks).",
                 hint="Delete one: DELETE /v1/webhooks/{webhookId}.",
             )
@@ -166,11 +166,11 @@ class Webhooks:
             if not wanted:
                 continue
             shown = WorkflowEvent(told.type, mask(dict(told.payload)))
-            body = to_json(document(manifest.id, Numbered(sequence, shown, now, False)))
+            body = to_json(document(manifest.id, SequencedEvent(sequence, shown, now, False)))
             for hook in wanted:
                 self.lost += not self._queue(hook).put(body)
 
-    async def tell(self, tenant: str, kind: str, payload: Mapping[str, Any]) -> None:
+    async def publish(self, tenant: str, kind: str, payload: Mapping[str, Any]) -> None:
         """Queue an event of the tenant rather than of a run: a decision is needed."""
         await self._refresh()
         hooks = [hook for hook in self._hooks.values() if hook.tenant == tenant]
@@ -221,18 +221,18 @@ def _of(hook: Hook) -> dict[str, str]:
     return {"tenant": hook.tenant, "webhookId": hook.id}
 
 
-class Notices:
+class ApprovalListener:
     """A gateway listener for events that need a person."""
 
     KIND = "approval.requested"
 
-    def __init__(self, tell: Callable[[str, str, dict[str, Any]], None], tenant: str) -> None:
-        """*tell* is called in the thread of the call with the tenant, the event and its payload."""
-        self._tell = tell
+    def __init__(self, publish: Callable[[str, str, dict[str, Any]], None], tenant: str) -> None:
+        """*publish* is called in the thread of the call with the tenant, the event and its payload."""
+        self._publish = publish
         self._tenant = tenant
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Notices) and (other._tell, other._tenant) == (self._tell, self._tenant)
+        return isinstance(other, ApprovalListener) and (other._publish, other._tenant) == (self._publish, self._tenant)
 
     def __hash__(self) -> int:
         return hash(self._tenant)
@@ -244,7 +244,7 @@ class Notices:
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         """Pass the event on."""
         if event == self.KIND:
-            self._tell(self._tenant, event, {name: fields[name] for name in _TOLD if name in fields})
+            self._publish(self._tenant, event, {name: fields[name] for name in _TOLD if name in fields})
 
 
 class Queue:

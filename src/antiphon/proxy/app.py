@@ -28,7 +28,7 @@ from antiphon.decide.breaker import Refusal
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayMiss, StoreError
 from antiphon.host.api_keys import KeyRing
 from antiphon.host.http import CLOSING
-from antiphon.host.http.endpoint import host_name, is_loopback, is_of_other_site
+from antiphon.host.http.endpoint import host_name, is_cross_site, is_loopback
 from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import Refused, Reply, Request, abort_on_disconnect, wait_for_disconnect
 from antiphon.proxy.costs import Unrecorded, unrecorded
@@ -250,7 +250,7 @@ class Proxy:
             raise Refused(401, "unauthenticated", text)
         if not is_loopback(host_name(named)):
             raise Refused(403, "wrong_host", "Without a key the proxy is only reached as localhost or 127.0.0.1.")
-        if is_of_other_site(named):
+        if is_cross_site(named):
             raise Refused(403, "cross_site", "Without a key the proxy does not answer pages of other sites.")
         return ANYONE
 

@@ -103,7 +103,7 @@ def log() -> Iterator[io.StringIO]:
     """What ``antiphon serve`` would write, of every level."""
     text = io.StringIO()
     handler = logging.StreamHandler(text)
-    handler.setFormatter(logs.Lines())
+    handler.setFormatter(logs.JsonFormatter())
     logger = logging.getLogger("antiphon")
     before = logger.level
     logger.addHandler(handler)

@@ -150,10 +150,10 @@ async def test_an_effect_in_flight_is_not_dispatched_again(
     client: Client, monkeypatch: pytest.MonkeyPatch, planted: bool
 ) -> None:
     from antiphon._gateway.ids import uuid7
-    from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, Visit
+    from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeExecution
 
     if planted:
-        monkeypatch.setattr(Visit, "key", lambda self, provider, call=0: uuid7())
+        monkeypatch.setattr(NodeExecution, "key", lambda self, provider, call=0: uuid7())
     dispatched, leave = 0, asyncio.Event()
 
     async def effect(nodeId: str) -> dict[str, str]:

@@ -51,7 +51,7 @@ def calls_of(table: list[Route]) -> list[Call]:
         if route.path in OPEN | SIGNED:
             continue
         role = getattr(route.endpoint, "role", None)
-        assert role is not None, f"{route.path} needs a role: guarded(role, handler)"
+        assert role is not None, f"{route.path} needs a role: requires_role(role, handler)"
         path = route.path.replace("{webhook_id}", "{hook}")
         path = path.replace("{run_id}", "{run}").replace("{other_id}", "{run}")
         assert "_id}" not in path, f"say here what {path} names"

@@ -29,7 +29,7 @@ from antiphon.host.discovery import self_test
 from antiphon.host.events import one_line
 from antiphon.host.host import Host
 from antiphon.host.http import CLOSING, handlers
-from antiphon.host.http.endpoint import error, failure, guarded
+from antiphon.host.http.endpoint import error, failure, requires_role
 from antiphon.host.http.handlers import SEAMS
 from antiphon.host.logs import about
 from antiphon.ops.app import Antiphon
@@ -65,51 +65,55 @@ def routes(*, test_seams: bool) -> list[Route]:
         Route("/healthz", handlers.alive),
         Route("/readyz", handlers.ready),
         Route("/metrics", handlers.metrics),
-        Route("/v1/runs", guarded("run", handlers.start_run), methods=["POST"]),
-        Route("/v1/runs", guarded("read", handlers.list_runs), methods=["GET"]),
-        Route("/v1/runs/{run_id}:fork", guarded("run", handlers.fork_run), methods=["POST"]),
-        Route("/v1/runs/{run_id}", guarded("read", handlers.get_run)),
-        Route("/v1/runs/{run_id}/cancel", guarded("run", handlers.cancel_run), methods=["POST"]),
-        Route("/v1/runs/{run_id}/events", guarded("read", handlers.events)),
-        Route("/v1/runs/{run_id}/events/poll", guarded("read", handlers.poll)),
-        Route("/v1/me", guarded("read", handlers.whoami)),
-        Route("/v1/recordings", guarded("read", handlers.list_recordings)),
-        Route("/v1/recordings/{run_id}", guarded("read", handlers.get_recording)),
-        Route("/v1/recordings/{run_id}/events", guarded("read", handlers.recorded_events)),
-        Route("/v1/recordings/{run_id}/events/{seq}", guarded("read", handlers.recorded_event)),
-        Route("/v1/recordings/{run_id}/compare/{other_id}", guarded("read", handlers.compare_recordings)),
-        Route("/v1/matrices", guarded("read", handlers.list_matrices)),
-        Route("/v1/matrices/{matrix}", guarded("read", handlers.get_matrix)),
-        Route("/v1/golden", guarded("read", handlers.list_golden)),
-        Route("/v1/golden/{test}", guarded("read", handlers.get_golden), methods=["GET"]),
-        Route("/v1/golden/{test}", guarded("admin", handlers.accept_golden), methods=["POST"]),
-        Route("/v1/totals", guarded("read", handlers.run_totals)),
-        Route("/v1/inbox", guarded("read", handlers.inbox)),
-        Route("/v1/effects", guarded("read", handlers.effects)),
-        Route("/v1/health", guarded("read", handlers.health)),
-        Route("/v1/what-if", guarded("read", handlers.tried_limits)),
-        Route("/v1/tools", guarded("read", handlers.tools), methods=["GET"]),
-        Route("/v1/calls", guarded("run", handlers.call), methods=["POST"]),
-        Route("/v1/webhooks", guarded("run", handlers.create_webhook), methods=["POST"]),
-        Route("/v1/webhooks", guarded("read", handlers.list_webhooks), methods=["GET"]),
-        Route("/v1/webhooks/{webhook_id}", guarded("run", handlers.delete_webhook), methods=["DELETE"]),
-        Route("/v1/approvals", guarded("admin", handlers.list_approvals), methods=["GET"]),
-        Route("/v1/approvals", guarded("admin", handlers.decide_approvals), methods=["POST"]),
-        Route("/v1/approvals/{approval}", guarded("admin", handlers.get_approval), methods=["GET"]),
-        Route("/v1/approvals/{approval}", guarded("admin", handlers.decide_approval), methods=["POST"]),
-        Route("/v1/approvals/{approval}/links", guarded("admin", handlers.link_approval), methods=["POST"]),
+        Route("/v1/runs", requires_role("run", handlers.start_run), methods=["POST"]),
+        Route("/v1/runs", requires_role("read", handlers.list_runs), methods=["GET"]),
+        Route("/v1/runs/{run_id}:fork", requires_role("run", handlers.fork_run), methods=["POST"]),
+        Route("/v1/runs/{run_id}", requires_role("read", handlers.get_run)),
+        Route("/v1/runs/{run_id}/cancel", requires_role("run", handlers.cancel_run), methods=["POST"]),
+        Route("/v1/runs/{run_id}/events", requires_role("read", handlers.events)),
+        Route("/v1/runs/{run_id}/events/poll", requires_role("read", handlers.poll)),
+        Route("/v1/me", requires_role("read", handlers.whoami)),
+        Route("/v1/recordings", requires_role("read", handlers.list_recordings)),
+        Route("/v1/recordings/{run_id}", requires_role("read", handlers.get_recording)),
+        Route("/v1/recordings/{run_id}/events", requires_role("read", handlers.recorded_events)),
+        Route("/v1/recordings/{run_id}/events/{seq}", requires_role("read", handlers.recorded_event)),
+        Route("/v1/recordings/{run_id}/compare/{other_id}", requires_role("read", handlers.compare_recordings)),
+        Route("/v1/matrices", requires_role("read", handlers.list_matrices)),
+        Route("/v1/matrices/{matrix}", requires_role("read", handlers.get_matrix)),
+        Route("/v1/golden", requires_role("read", handlers.list_golden)),
+        Route("/v1/golden/{test}", requires_role("read", handlers.get_golden), methods=["GET"]),
+        Route("/v1/golden/{test}", requires_role("admin", handlers.accept_golden), methods=["POST"]),
+        Route("/v1/totals", requires_role("read", handlers.run_totals)),
+        Route("/v1/inbox", requires_role("read", handlers.inbox)),
+        Route("/v1/effects", requires_role("read", handlers.effects)),
+        Route("/v1/health", requires_role("read", handlers.health)),
+        Route("/v1/what-if", requires_role("read", handlers.tried_limits)),
+        Route("/v1/tools", requires_role("read", handlers.tools), methods=["GET"]),
+        Route("/v1/calls", requires_role("run", handlers.call), methods=["POST"]),
+        Route("/v1/webhooks", requires_role("run", handlers.create_webhook), methods=["POST"]),
+        Route("/v1/webhooks", requires_role("read", handlers.list_webhooks), methods=["GET"]),
+        Route("/v1/webhooks/{webhook_id}", requires_role("run", handlers.delete_webhook), methods=["DELETE"]),
+        Route("/v1/approvals", requires_role("admin", handlers.list_approvals), methods=["GET"]),
+        Route("/v1/approvals", requires_role("admin", handlers.decide_approvals), methods=["POST"]),
+        Route("/v1/approvals/{approval}", requires_role("admin", handlers.get_approval), methods=["GET"]),
+        Route("/v1/approvals/{approval}", requires_role("admin", handlers.decide_approval), methods=["POST"]),
+        Route("/v1/approvals/{approval}/links", requires_role("admin", handlers.link_approval), methods=["POST"]),
         Route("/approve", handlers.open_link, methods=["GET", "POST"]),
-        Route("/debug/tool-reliability", guarded("admin", handlers.tool_reliability), methods=["POST"]),
-        Route("/v1/admin/tool-reliability", guarded("admin", handlers.tool_reliability), methods=["POST"]),
-        Route("/v1/admin/audit", guarded("admin", handlers.audit)),
-        Route("/v1/admin/claims", guarded("admin", handlers.list_claims)),
+        Route("/debug/tool-reliability", requires_role("admin", handlers.tool_reliability), methods=["POST"]),
+        Route("/v1/admin/tool-reliability", requires_role("admin", handlers.tool_reliability), methods=["POST"]),
+        Route("/v1/admin/audit", requires_role("admin", handlers.audit)),
+        Route("/v1/admin/claims", requires_role("admin", handlers.list_claims)),
     ]
     if test_seams:
         found += [
-            Route(f"{SEAMS}/llm-cache-key", guarded("run", handlers.cache_key), methods=["POST"]),
-            Route(f"{SEAMS}/mock-ai/program", guarded("run", handlers.program), methods=["POST"]),
-            Route(f"{SEAMS}/mock-ai/reset", guarded("run", handlers.reset), methods=["POST"]),
-            Route(f"{SEAMS}/idempotency/concurrent-claim", guarded("run", handlers.concurrent_claim), methods=["POST"]),
+            Route(f"{SEAMS}/llm-cache-key", requires_role("run", handlers.cache_key), methods=["POST"]),
+            Route(f"{SEAMS}/mock-ai/program", requires_role("run", handlers.program), methods=["POST"]),
+            Route(f"{SEAMS}/mock-ai/reset", requires_role("run", handlers.reset), methods=["POST"]),
+            Route(
+                f"{SEAMS}/idempotency/concurrent-claim",
+                requires_role("run", handlers.concurrent_claim),
+                methods=["POST"],
+            ),
         ]
     return found
 
@@ -142,7 +146,7 @@ class Counters:
         return "\n".join(lines) + "\n"
 
 
-class Edge:
+class RequestMiddleware:
     """Middleware for every request: id, security headers, counters, access log, and the limit per tenant."""
 
     def __init__(self, app: ASGIApp, counters: Counters) -> None:
@@ -182,9 +186,9 @@ class Edge:
             if release is not None:
                 release()
             about.reset(token)
-            self._tell(scope, status, size, seconds, {"requestId": request_id, **known.get("about", {})})
+            self._log_access(scope, status, size, seconds, {"requestId": request_id, **known.get("about", {})})
 
-    def _tell(self, scope: Scope, status: int, size: int, seconds: float, who: Mapping[str, str]) -> None:
+    def _log_access(self, scope: Scope, status: int, size: int, seconds: float, who: Mapping[str, str]) -> None:
         path = scope["path"][:256]
         level = logging.WARNING if status >= 500 else logging.DEBUG if path in _QUIET else logging.INFO
         if access.isEnabledFor(level):
@@ -259,11 +263,11 @@ def create(
         if failed:
             log.error("the self-test failed; replay support is not advertised: %s", "; ".join(failed))
         host = Host(base, post, operator)
-        host.claims = {"passed": not failed, "failed": failed}
+        host.self_test_result = {"passed": not failed, "failed": failed}
         application.state.host = host
         await host.start(resume=executes)
         try:
-            yield {CLOSING: host.close_soon}
+            yield {CLOSING: host.begin_shutdown}
         finally:
             await host.stop()
 
@@ -292,11 +296,11 @@ def create(
     application.state.bind = bind or settings.host
     application.state.counters = counters = Counters(base.config.telemetry.prefix)
     application.router.redirect_slashes = False
-    application.add_middleware(Edge, counters=counters)
+    application.add_middleware(RequestMiddleware, counters=counters)
     return application
 
 
-def leave_to_stay() -> None:
+def freeze_gc() -> None:
     """Exclude modules, routes and workflows from garbage collection: they live as long as the process.
 
     Each full collection scanned all of them and blocked the loop for 40 ms; large documents trigger such collections.
@@ -323,7 +327,7 @@ class Service:
         async def sent(message: Message) -> None:
             said.add(message["type"])
             if message["type"] == "lifespan.startup.complete":
-                leave_to_stay()
+                freeze_gc()
             await send({"type": message["type"]})  # without the traceback
 
         try:

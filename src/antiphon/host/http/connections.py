@@ -20,10 +20,10 @@ log: logging.Logger = logging.getLogger("antiphon.host")
 
 _AFTER_GRACE_S = 2
 """Responses that complete at the end of the grace period can still be sent."""
-_MOST_HEAD = 65_536
+_MAX_HEAD_BYTES = 65_536
 """The maximum size of a request head that arrives in parts, in bytes."""
-_MOST_HELD = 16_384
-_LEAST_READ = 16_384
+_COALESCE_BYTES = 16_384
+_MIN_PROGRESS_BYTES = 16_384
 """Bytes that a client must read within the idle timeout to count as making progress."""
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -95,7 +95,7 @@ class JoinedWrites:
         Large data is not buffered, so that a slow client pauses its writer.
         """
         held = self._held
-        if held or len(data) >= _MOST_HELD:
+        if held or len(data) >= _COALESCE_BYTES:
             self._held = held + data
             self.flush()
         elif data:
@@ -208,7 +208,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.send_400_response("Invalid HTTP request received.")
         if goes_on and self._in_head:
             self._head += len(data)
-            if self._head > _MOST_HEAD:
+            if self._head > _MAX_HEAD_BYTES:
                 self._refuse_head()
 
     def _decline(self) -> None:
@@ -281,7 +281,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stalled = self.loop.call_later(self.config.settings.idle_timeout_s, self._see_reader, left)
 
     def _see_reader(self, left: int) -> None:
-        if left - self.transport.get_write_buffer_size() < _LEAST_READ:
+        if left - self.transport.get_write_buffer_size() < _MIN_PROGRESS_BYTES:
             self.transport.abort()
         else:
             self._await_reader()

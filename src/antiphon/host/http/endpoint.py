@@ -21,7 +21,7 @@ from antiphon.host.fairness import Fair
 from antiphon.host.host import Host, Rejected, not_found
 from antiphon.host.http_idempotency import Action, KeyMismatch, Reply, StillRunning, once
 from antiphon.host.logs import about
-from antiphon.host.webhooks import TooManyHooks
+from antiphon.host.webhooks import TooManyWebhooks
 from antiphon.host.wire import document_digest, from_json, to_json
 from antiphon.ops.approvals import AlreadyDecided, SelfApproval
 
@@ -36,7 +36,7 @@ _STATUSES: tuple[tuple[type[AntiphonError], int], ...] = (
     (AlreadyDecided, 409),
     (SelfApproval, 403),
     (NotFound, 404),
-    (TooManyHooks, 429),
+    (TooManyWebhooks, 429),
 )
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
@@ -114,21 +114,21 @@ async def authenticate(host: Host, request: Request) -> Principal:
         if principal is not None:
             return principal
     elif not host.settings.auth and is_loopback(host_name(request.headers)):
-        _refuse_other_sites(request)
+        _refuse_cross_site(request)
         return Principal("anonymous", host.app.tenant, "admin")
     text = "A valid API key is needed: Authorization: Bearer <key>. Create one with: antiphon apikeys create"
     raise Rejected(401, "unauthenticated", text)
 
 
-def _refuse_other_sites(request: Request) -> None:
+def _refuse_cross_site(request: Request) -> None:
     """Without keys, refuse requests from web pages open in a local browser."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if is_of_other_site(request.headers) or (request.method not in ("GET", "HEAD") and kind in _FORMS):
+    if is_cross_site(request.headers) or (request.method not in ("GET", "HEAD") and kind in _FORMS):
         text = "Without API keys the host does not answer pages of other sites. Use a key, or a client of this machine."
         raise Rejected(403, "cross_site", text)
 
 
-def is_of_other_site(headers: Mapping[str, str]) -> bool:
+def is_cross_site(headers: Mapping[str, str]) -> bool:
     """Whether the browser reports a cross-site request."""
     origin = headers.get("origin")
     foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
@@ -148,7 +148,7 @@ Change = Callable[[Request, Host, Principal, dict[str, Any], str, bool], Awaitab
 """A handler that also gets the body, the id of the resource it creates, and whether it may already exist."""
 
 
-def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def requires_role(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint that requires *role*; every failure becomes a flat error."""
 
     async def endpoint(request: Request) -> Response:
@@ -158,7 +158,7 @@ def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Respo
             if not principal.may(role):
                 raise Rejected(403, "forbidden", f"This needs a key with the role {role}; yours has {principal.role}.")
             request.state.release = host.admit(principal.tenant)
-            tell(request, tenant=principal.tenant)
+            add_log_fields(request, tenant=principal.tenant)
             return await Fair(handler(request, host, principal), host.shares, principal.tenant)
         except Disconnected:
             return error(400, "client_disconnected", "The request is incomplete.")
@@ -172,7 +172,7 @@ def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Respo
     return endpoint
 
 
-def tell(request: Request, **fields: str) -> None:
+def add_log_fields(request: Request, **fields: str) -> None:
     """Add *fields* to the log lines of the request from here on."""
     known = {**about.get(), **getattr(request.state, "about", {}), **fields}
     request.state.about = known
@@ -206,7 +206,7 @@ def run_id_of(request: Request, name: str = "run_id") -> str:
     run_id: str = request.path_params[name]
     if not _RUN_ID.fullmatch(run_id):
         raise not_found(run_id)
-    tell(request, runId=run_id)
+    add_log_fields(request, runId=run_id)
     return run_id
 
 

@@ -64,21 +64,21 @@ class Services(Protocol):
     async def call_tool(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
         """Call a registered tool under the idempotency key *key*."""
 
-    async def run_agent(self, visit: Visit) -> Any: ...
+    async def run_agent(self, visit: NodeExecution) -> Any: ...
 
-    async def ask_model(self, visit: Visit) -> Outputs: ...
+    async def ask_model(self, visit: NodeExecution) -> Outputs: ...
 
     def draw(self, what: str) -> Any:
         """A recorded value of the clock or of a random source."""
 
-    def asked(self, visit: Visit) -> str:
+    def request_digest(self, visit: NodeExecution) -> str:
         """The digest of a node's external request, computed from redacted values so that it reveals none of them."""
 
-    def secrets(self, visit: Visit) -> Mapping[str, str]:
+    def secrets(self, visit: NodeExecution) -> Mapping[str, str]:
         """The secrets in a node's inputs that exceptions must not quote, and their replacements."""
 
 
-class Heard(msgspec.Struct, eq=False):
+class AgentObservations(msgspec.Struct, eq=False):
     """What a replay observed of an agent's calls."""
 
     refusal: tuple[str, str, str] | None = None
@@ -89,7 +89,7 @@ class Heard(msgspec.Struct, eq=False):
     """The number of recorded calls in these log rows that were not made."""
 
 
-class Visit(msgspec.Struct, eq=False, kw_only=True):
+class NodeExecution(msgspec.Struct, eq=False, kw_only=True):
     """One execution of one node."""
 
     node: Node
@@ -100,7 +100,7 @@ class Visit(msgspec.Struct, eq=False, kw_only=True):
     """The number of earlier executions of the node."""
     services: Services
     emit: Callable[[str, dict[str, Any]], Awaitable[None]]
-    heard: Heard | None = None
+    heard: AgentObservations | None = None
     """Filled by an agent in a replay."""
 
     def key(self, provider: str, call: int = 0) -> str:
@@ -112,17 +112,17 @@ def _object(value: Any, name: str = "value") -> Outputs:
     return value if isinstance(value, dict) else {name: value}
 
 
-async def _noop(visit: Visit) -> Outputs:
+async def _noop(visit: NodeExecution) -> Outputs:
     if visit.node.config.get("nondeterministic"):
         return {"nonce": visit.services.draw("uuid4")}
     return {}
 
 
-async def _identity(visit: Visit) -> Outputs:
+async def _identity(visit: NodeExecution) -> Outputs:
     return dict(visit.inputs)
 
 
-async def _wait(visit: Visit) -> Outputs:
+async def _wait(visit: NodeExecution) -> Outputs:
     delay = visit.inputs.get("delayMs", visit.node.config.get("delayMs", 0))
     if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay <= MAX_DELAY_MS:
         raise NodeFailed("invalid_input", f"delayMs is a number of milliseconds from 0 to {MAX_DELAY_MS}.")
@@ -130,36 +130,36 @@ async def _wait(visit: Visit) -> Outputs:
     return {}
 
 
-async def _fail(visit: Visit) -> Outputs:
+async def _fail(visit: NodeExecution) -> Outputs:
     config = visit.node.config
     raise NodeFailed(str(config.get("code", "conformance_failure")), "This node always fails.")
 
 
-async def _side_effect(visit: Visit) -> Outputs:
+async def _side_effect(visit: NodeExecution) -> Outputs:
     arguments = {"nodeId": visit.node.id}
     return _object(await visit.services.call_tool(SIDE_EFFECT_TOOL, arguments, visit.key(SIDE_EFFECT_TOOL)))
 
 
-async def _nondeterminism(visit: Visit) -> Outputs:
+async def _nondeterminism(visit: NodeExecution) -> Outputs:
     draw = visit.services.draw
     return {"clock": str(draw("now")), "random": str(draw("random")), "id": str(draw("uuid4"))}
 
 
-async def _tool(visit: Visit) -> Outputs:
+async def _tool(visit: NodeExecution) -> Outputs:
     name = visit.node.type_id.removeprefix("tool:")
     arguments = {**visit.node.config, **visit.inputs}
     return _object(await visit.services.call_tool(name, arguments, visit.key(name)), "result")
 
 
-async def _agent(visit: Visit) -> Outputs:
+async def _agent(visit: NodeExecution) -> Outputs:
     return _object(await visit.services.run_agent(visit), "output")
 
 
-async def _model(visit: Visit) -> Outputs:
+async def _model(visit: NodeExecution) -> Outputs:
     return await visit.services.ask_model(visit)
 
 
-Function = Callable[[Visit], Awaitable[Outputs]]
+Function = Callable[[NodeExecution], Awaitable[Outputs]]
 
 _BUILT_IN: dict[str, tuple[Kind, Function]] = {
     "core.noop": ("pure", _noop),

@@ -17,7 +17,15 @@ import msgspec
 from antiphon._late import traceback_of
 from antiphon.errors import StoreError
 from antiphon.host.workflow.model import Workflow
-from antiphon.host.workflow.nodes import Function, Heard, NodeFailed, Outputs, Services, Visit, implementation
+from antiphon.host.workflow.nodes import (
+    AgentObservations,
+    Function,
+    NodeExecution,
+    NodeFailed,
+    Outputs,
+    Services,
+    implementation,
+)
 from antiphon.host.workflow.source import NOT_VERIFIED, Comparison, Recorded, Source, event_id
 from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent
 from antiphon.redact import without_values
@@ -177,7 +185,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             else:
                 await self.emit(kind, payload)
 
-        visit = Visit(
+        visit = NodeExecution(
             node=node,
             inputs=state.bind(node_id),
             tenant=self.tenant,
@@ -186,7 +194,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             services=self.services,
             emit=emit,
         )
-        asked = "" if found is None or found[0] == "pure" else self.services.asked(visit)
+        asked = "" if found is None or found[0] == "pure" else self.services.request_digest(visit)
         started = {"nodeId": node_id, "typeId": node.type_id}
         if state.open is None or self.is_branch:
             await self.emit("node.started", started, asked)
@@ -216,7 +224,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         await self.emit("node.completed", {"nodeId": node_id, "outputs": outputs})
 
     async def _observe(
-        self, replay: Replay, visit: Visit, started: WorkflowEvent, function: Function, *, is_model: bool
+        self, replay: Replay, visit: NodeExecution, started: WorkflowEvent, function: Function, *, is_model: bool
     ) -> Outputs:
         """The recorded observation of a node, or a failure; a replay never makes its own observations (RFC 0140)."""
         await self.flush()
@@ -242,10 +250,10 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         return dict(recorded.terminal.payload.get("outputs") or {})
 
     async def _agent(
-        self, replay: Replay, source: Source, recorded: Recorded, visit: Visit, function: Function
+        self, replay: Replay, source: Source, recorded: Recorded, visit: NodeExecution, function: Function
     ) -> Outputs:
         """Run an agent's code again, with all its calls answered from the recording."""
-        heard = Heard()
+        heard = AgentObservations()
         visit.heard = heard
         try:
             outputs = await function(visit)
@@ -265,7 +273,9 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         payload = {"nodeId": node, "level": "warning", "code": NOT_VERIFIED, "message": message}
         self._note(WorkflowEvent("log.appended", payload))
 
-    async def _verify(self, source: Source, recorded: Recorded | None, visit: Visit, function: Function) -> None:
+    async def _verify(
+        self, source: Source, recorded: Recorded | None, visit: NodeExecution, function: Function
+    ) -> None:
         """Ask the model and compare the kind of its answer with the recorded one (L4)."""
         told: list[WorkflowEvent] = []
 
