@@ -280,7 +280,7 @@ def _make_watched(call: GuardedCall, shadow: Plan, verdict: str) -> Step:
 def _twin(call: GuardedCall, shadow: Plan, asked: Policy) -> GuardedCall:
     twin = copy(call)
     twin.extras = extras = Extras()
-    extras.watching = True
+    extras.is_shadow_twin = True
     extras.outer_running = running.get()
     twin.policy = policy = Policy(shadow, call.options)
     policy.given_key, policy.unclaimed, policy.retry_safe = asked.given_key, asked.unclaimed, asked.retry_safe

@@ -48,7 +48,7 @@ def dispatch(call: GuardedCall) -> Step:
     if call.version:
         hold = plan.hold
         hold(call, plan.renew_every)
-    if plan.watched_only and call.extras.watching:
+    if plan.pass_through and call.extras.is_shadow_twin:
         plan.reporter.shadow(call, call.extras.verdict or "run")
         return DONE  # the twin continues with the outcome of the call itself
     _set_held((call.key, call.outer))
@@ -85,7 +85,7 @@ def _take_permits(call: GuardedCall) -> Refusal | None:
             if call.plan.heeds(permit):
                 _vote(call, None)
                 return permit
-            if call.plan.watched_only:
+            if call.plan.pass_through:
                 call.off_path().verdict = call.extras.verdict or "circuit_open"
         else:
             taken.append((breaker, permit))
@@ -153,7 +153,7 @@ def _returned(call: GuardedCall, value: Any) -> Step:
 
 def _opened(call: GuardedCall, opened: Opened) -> Step:
     """The first chunk of a stream has arrived: the caller reads on, and the end of the stream resumes the call."""
-    call.come_back()
+    call.leave_tool()
     call.outcome = outcome = Outcome("success", attempts=call.number)
     outcome.stream = opened
     return DONE
@@ -165,7 +165,7 @@ def returned(call: GuardedCall) -> Step:
     if call.run is None and call.policy.inline:
         _set_held(call.outer)
     elif extras.stream is None:
-        call.come_back()
+        call.leave_tool()
     monotonic, time_ns, credit, release = plan.monotonic, plan.time_ns, plan.credit, plan.release
     now = monotonic()
     for breaker, permit in call.permits:
@@ -188,7 +188,7 @@ def returned(call: GuardedCall) -> Step:
 
 def raised(call: GuardedCall, error: BaseException) -> Step:
     """The tool raised: classify the failure, report it to the breakers, and ask the retry table."""
-    call.come_back()
+    call.leave_tool()
     plan, extras = call.plan, call.off_path()
     now = plan.monotonic()
     if isinstance(error, Abandoned):
@@ -204,7 +204,7 @@ def raised(call: GuardedCall, error: BaseException) -> Step:
     note(call, now, failure.code, failure.retriable)
     _vote(call, failure)
     outcome, delay = _judge(call, failure, error, now)
-    if not plan.watched_only and failure.may_have_applied:
+    if not plan.pass_through and failure.may_have_applied:
         extras.may_have_applied = True
         _doubt(call)
     after_hooks(call, outcome)
@@ -299,7 +299,7 @@ def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float
     step = after_failure(
         failure,
         attempt=number,
-        max_attempts=plan.tool.retry.max_attempts if plan.watched_only else policy.max_attempts,
+        max_attempts=plan.tool.retry.max_attempts if plan.pass_through else policy.max_attempts,
         elapsed_ms=(now - call.started) * 1000,
         max_elapsed_ms=policy.max_elapsed_ms,
         remaining_ms=None if policy.deadline is None else (policy.deadline - now) * 1000,
@@ -307,12 +307,12 @@ def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float
         idempotent=plan.idempotent,
         retry_safe=policy.retry_safe,
         breaker_open=open_now,
-        budget=None if plan.watched_only else plan.budget,
+        budget=None if plan.pass_through else plan.budget,
         now=now,
         chance=plan.clock.uniform(0.0, 1.0),
         may_have_applied=call.extras.may_have_applied,
     )
-    if plan.watched_only:
+    if plan.pass_through:
         return _judge_watched(call, failure, error, step), None
     if isinstance(step, Retry):
         return failed("retriable_error", code, message, retriable=True, attempts=number), step.delay_ms
@@ -411,7 +411,7 @@ def _vote(call: GuardedCall, failure: Failure | None) -> None:
 
 def _moved(call: GuardedCall, breaker: Breaker, moves: Any) -> None:
     plan = call.plan
-    if plan.watched_only:
+    if plan.pass_through:
         return
     name = plan.breakers.name_of(breaker)
     if not name:  # replaced by one of another policy since the call began

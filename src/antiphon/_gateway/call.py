@@ -69,7 +69,7 @@ class Extras:
     """Why the call was made without a claim."""
     verdict = ""
     """What the gateway would have done, in shadow mode."""
-    watching = False
+    is_shadow_twin = False
     """It is the twin of a call in shadow mode: it finds the verdict, and the tool is not called."""
     ended: Callable[[Any], None] | None = None
     """Called when a call in shadow mode ends."""
@@ -177,11 +177,11 @@ class GuardedCall:
             more = {"from": "an equal call", "matchedOn": reuse.matched_on, "ageMs": max(0, age_ms)}
             outcome.note(reused=True, **more)
 
-    def come_back(self) -> None:
+    def leave_tool(self) -> None:
         """The call has left the tool."""
         _set_held(self.outer)
         if self.run is not None:
-            self.run.come_back()
+            self.run.leave_tool()
         if self.plan.tool.context_param is not None:
             running.set(self.extras.outer_running)
         if self.plan.tool.has_point:

@@ -122,7 +122,7 @@ def _begin_by_id(call: GuardedCall) -> Step:
 def begin(call: GuardedCall) -> Step:
     """Request the claim; the start event goes with it where possible."""
     run = call.run
-    if run is not None and run.together and not call.plan.watched_only:
+    if run is not None and run.together and not call.plan.pass_through:
         call.events = run.started(call.request_id, call.key, call.call_id)
     return BEGIN
 
@@ -147,7 +147,7 @@ def claimed(call: GuardedCall, reply: Begun) -> Step:
         return _pinned(call) if type(reply) is Pinned else _decide(call, reply)  # type: ignore[arg-type]
     call.version = reply[0]
     plan, run = call.plan, call.run
-    if plan.watched_only:
+    if plan.pass_through:
         return start_unclaimed(call)
     if run is not None and run.together:
         run.begun()
@@ -210,7 +210,7 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
     """Act on the decision table."""
     plan, claimant = call.plan, _claimant(call)
     decision = rules.decide(got, claimant)
-    if plan.watched_only:
+    if plan.pass_through:
         return _watched(call, decision)
     if isinstance(decision, _IN_FLIGHT) and certainly_dead(got.current.owner):
         decision = rules.decide(got, replace(claimant, owner_gone=True))
@@ -265,7 +265,7 @@ def refused_again(call: GuardedCall) -> Step | None:
     extras.refusals += 1
     if extras.refusals <= _MOST_REFUSALS:
         return None
-    if call.plan.watched_only:
+    if call.plan.pass_through:
         return start_unclaimed(call)
     log.error("the store contradicts itself about a call of %s: key %s", call.plan.name, call.fingerprint)
     return answered(call, outcomes.contradicted(call.plan.name, _MOST_REFUSALS))

@@ -193,9 +193,9 @@ class _World:
         self.begin, self.settle = journal.begin, journal.settle
 
     def shut(self) -> None:
-        self.begin, self.settle = self._begin_if_well, self._refused
+        self.begin, self.settle = self._begin_after_probe, self._refused
 
-    def _begin_if_well(self, *arguments: Any) -> Any:
+    def _begin_after_probe(self, *arguments: Any) -> Any:
         raise AssertionError("threads and event loops wait differently")
 
     def _refused(self, *arguments: Any) -> Any:
@@ -267,8 +267,8 @@ class SyncWorld(_World):
         if journal is None:
             self._breaker.watch(self)
 
-    def _begin_if_well(self, *arguments: Any) -> Any:
-        self._breaker.make_sure()
+    def _begin_after_probe(self, *arguments: Any) -> Any:
+        self._breaker.wait_for_probe()
         return self._first_begin(*arguments)
 
     def _steps(self) -> SyncJournal:
@@ -375,7 +375,7 @@ class SyncWorld(_World):
 class _SyncUntil(_Until, SyncWorld):
     def _begin(self, *arguments: Any) -> Any:
         if self._breaker.is_open:
-            self._breaker.make_sure(self._left())
+            self._breaker.wait_for_probe(self._left())
         return self._timed.begin(*arguments)
 
     def _make(self, step: Callable[[], Any]) -> Any:
@@ -393,8 +393,8 @@ class AsyncWorld(_World):
         """Whether claims are awaited; a store in this process is called without a coroutine."""
         self._breaker.watch(self)
 
-    async def _begin_if_well(self, *arguments: Any) -> Any:
-        await self._breaker.make_sure_async()
+    async def _begin_after_probe(self, *arguments: Any) -> Any:
+        await self._breaker.wait_for_probe_async()
         return await self._first_begin(*arguments)
 
     @property
@@ -520,7 +520,7 @@ class _AsyncUntil(_Until, AsyncWorld):
 
     async def _begin(self, *arguments: Any) -> Any:
         if self._breaker.is_open:
-            await self._breaker.make_sure_async(self._left())
+            await self._breaker.wait_for_probe_async(self._left())
         return await self._timed.begin(*arguments)
 
     async def _make(self, step: Callable[[], Any]) -> Any:

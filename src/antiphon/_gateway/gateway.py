@@ -22,7 +22,7 @@ from antiphon._gateway.outcome import Outcome
 from antiphon._gateway.plan import NO_OPTIONS, Dependencies, OldPlace, Options, Plan, Plans
 from antiphon._gateway.report import About
 from antiphon._gateway.settings import Settings
-from antiphon._gateway.settlement import hold_anew
+from antiphon._gateway.settlement import recover_lost_claim
 from antiphon._gateway.source import Opened
 from antiphon._gateway.steps import Step
 from antiphon._gateway.streams import AsyncStream, StreamState, SyncStream
@@ -91,7 +91,7 @@ class BaseGateway:
             run_sync(call, SyncWorld(plans, feed, journal), step)
 
         def regain(journal: SyncJournal, call: GuardedCall) -> bool:
-            rest, step = hold_anew(call)
+            rest, step = recover_lost_claim(call)
             resume(journal, rest, step)
             if rest.version and plans.leases.holds(call):
                 call.version = rest.version
@@ -413,9 +413,9 @@ class BaseGateway:
         """The outcome of a call in its documented wire form."""
         return results.to_envelope(call, outcome, (self._plans.clock.monotonic() - call.started) * 1000)
 
-    def _last_words(self) -> Iterator[float]:
-        yield from self._plans.watcher.last_words()
-        yield from self._plans.leases.last_words()
+    def _drain(self) -> Iterator[float]:
+        yield from self._plans.watcher.drain()
+        yield from self._plans.leases.drain()
 
 
 class Gateway(BaseGateway):
@@ -490,7 +490,7 @@ class Gateway(BaseGateway):
 
     def close(self) -> None:
         """Close the store; outcomes not recorded yet are waited for, a second at most."""
-        for pause in self._last_words():
+        for pause in self._drain():
             time.sleep(pause)
         self._world.close()
 
@@ -606,7 +606,7 @@ class AsyncGateway(BaseGateway):
         """Close the store in this event loop; outcomes not recorded yet are waited for, a second at most."""
         import asyncio
 
-        for pause in self._last_words():
+        for pause in self._drain():
             await asyncio.sleep(pause)
         self._last_loop = None
         world = self._worlds.pop(self._loop_of(), None)

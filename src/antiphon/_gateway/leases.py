@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from antiphon._daemon import Daemon, Signal, renewed_after_fork
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.store_breaker import PAUSE_S as BREAKER_PAUSE_S
-from antiphon._gateway.store_breaker import PROBE, StoreBreaker, is_full, is_sick
+from antiphon._gateway.store_breaker import PROBE, StoreBreaker, is_full, is_outage
 from antiphon._late import traceback_of
 from antiphon.errors import StoreError, StoreUnavailable
 from antiphon.ports import Clock, Store, SyncJournal
@@ -94,7 +94,7 @@ class Leases:
         self._journal: SyncJournal | None = None
         self._opening = threading.Lock()
         self._wanted = Signal()
-        self._mender = Daemon("antiphon-mend")
+        self._recovery = Daemon("antiphon-mend")
         self._next = _NEVER
         """When to check next; later calls with longer leases need not change it."""
         self._attached = attached
@@ -149,41 +149,41 @@ class Leases:
         if self._attached:
             _service.wake()
             if self.breaker.is_open or self._unfinished:
-                self._mend_beside()
+                self._recover_beside()
 
-    def last_words(self) -> Iterator[float]:
+    def drain(self) -> Iterator[float]:
         """Pauses to make while something is left to write, a second at most."""
         until = time.monotonic() + _LAST_WORDS_OF_ONE_S
-        self.pause_no_more()
+        self.retry_now()
         while self._attached and self._unfinished and time.monotonic() < until:
             self._hurry()
             yield 0.02
 
-    def pause_no_more(self) -> None:
+    def retry_now(self) -> None:
         """Make what the store refused earlier due at once."""
         for left in list(self._unfinished):
             if left.tries:
                 left.due = 0.0
 
-    def _mend_beside(self) -> None:
+    def _recover_beside(self) -> None:
         """Recover on a thread of its own, however long it takes: a store that hangs does not delay other renewals."""
         self._wanted.set()
-        self._mender.start(self._mend_until_well)
+        self._recovery.start(self._recover_until_done)
 
-    def _mend_until_well(self) -> None:
+    def _recover_until_done(self) -> None:
         while True:
             self._wanted.clear()
             try:
-                nap = self._mend(self._clock.monotonic())
+                nap = self._recover(self._clock.monotonic())
             except Exception:
                 log.exception("pending outcomes could not be written; retrying")
                 nap = _SOON_S
             if nap > 0.0:
                 self._wanted.wait(nap)
-            elif self._mender.leave_if(lambda: not self._unfinished and not self.breaker.is_open):
+            elif self._recovery.leave_if(lambda: not self._unfinished and not self.breaker.is_open):
                 return
 
-    def _mend(self, now: float) -> float:
+    def _recover(self, now: float) -> float:
         """Check whether the store works, and write what was left; seconds until there is more to do, 0 when done."""
         if self.breaker.is_open:
             if (pause := self.breaker.probe(self.journal, now)) > 0.0:
@@ -214,7 +214,7 @@ class Leases:
                 refusal = self._refusal_of_all(journal, left, error)
                 if refusal is None:
                     self._put_off(left, error, now)
-                elif is_sick(refusal) or is_full(refusal):
+                elif is_outage(refusal) or is_full(refusal):
                     self._unfinished.append(left)  # there may be room for the others
                     self._unfinished.remove(left)
                     return refusal
@@ -271,9 +271,9 @@ class Leases:
         now = self._clock.monotonic()
         if self.breaker.is_open or self._unfinished:
             if self._attached:
-                self._mend_beside()
+                self._recover_beside()
             else:
-                self._mend(now)
+                self._recover(now)
         if self.breaker.is_open:  # the recovery thread reports when it works again
             return _LONGEST_NAP_S
         if self._next <= now:
@@ -368,7 +368,7 @@ class _Service:
         """Write what is left, if the stores take it now; then say what was lost."""
         deadline = time.monotonic() + _LAST_WORDS_S
         for leases in list(self._busy):
-            leases.pause_no_more()
+            leases.retry_now()
         while self._busy and time.monotonic() < deadline:
             self._wakes.set()
             time.sleep(0.02)

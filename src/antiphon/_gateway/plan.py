@@ -29,7 +29,7 @@ from antiphon._gateway.switches import in_effect
 from antiphon._gateway.threads import ThreadRunner
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guards
-from antiphon._gateway.watcher import Watcher
+from antiphon._gateway.watcher import ShadowWorker
 from antiphon.decide.breaker import Breaker, Permit, Refusal
 from antiphon.decide.retry import TokenBucket
 from antiphon.errors import ConfigError, InvalidInput
@@ -146,7 +146,7 @@ class Policy:
 
     def __init__(self, plan: Plan, options: Options) -> None:
         tool = plan.tool
-        guarded = not plan.watched_only
+        guarded = not plan.pass_through
         self.given_key = options.given_key
         self.mode: str = options.mode
         self.unclaimed: bool = self.mode == "disabled" or (plan.unclaimed and self.given_key is None)
@@ -185,7 +185,7 @@ class Policy:
         if gives_key:
             self.given_key = reply.idempotency_key
             self.unclaimed = self.mode == "disabled"
-        if reply.timeout_ms is not None and not plan.watched_only:
+        if reply.timeout_ms is not None and not plan.pass_through:
             self.timeout_s = _shorter(self.timeout_s, reply.timeout_ms / 1000)
             self.inline = False
         if reply.safety_critical is not None:
@@ -248,6 +248,7 @@ class Plan:
         "on_end",
         "on_start",
         "open_mode",
+        "pass_through",
         "path",
         "plans",
         "policy",
@@ -268,7 +269,6 @@ class Plan:
         "ttl_ms",
         "unclaimed",
         "usual",
-        "watched_only",
         "watches",
     )
 
@@ -286,16 +286,16 @@ class Plan:
         # what is switched on
         own = [settings.tools[name] for name in (self.name, spec.name) if name in settings.tools]
         self.off: bool = not settings.enabled or any(override.enabled is False for override in own)
-        self.watched_only: bool = self.off or shadow_of is not None
+        self.pass_through: bool = self.off or shadow_of is not None
         """The layer is off or in shadow mode: the function alone decides."""
-        self.open_mode: bool = settings.open_mode and not self.watched_only
+        self.open_mode: bool = settings.open_mode and not self.pass_through
         self.unclaimed: bool = self.off or not settings.derive_keys
         self.hooks: Hooks | None = plans.hooks if plans.hooks.active else None
         heard = not self.off
         self.on_start: Listeners = reporter.who_wants("tool_call_start") if heard else ()
         self.on_end: Listeners = reporter.who_wants("tool_call_end") if heard else ()
         self.on_blocked: Listeners = reporter.who_wants("tool_call_blocked") if heard else ()
-        self.watches: bool = plans.guards.policy.watches and not self.watched_only
+        self.watches: bool = plans.guards.policy.watches and not self.pass_through
         self.bypass: Callable[..., Any] | None = (
             tool.function
             if self.off and self.hooks is None and tool.context_param is None and tool.approving is None
@@ -320,7 +320,7 @@ class Plan:
         self.renew_every: float = tool.renew_every
         self.shared: bool = not plans.store.in_process
         """Whether another process may take over a claim while this one is paused."""
-        self.shows: bool = self.shared and not self.idempotent and not self.watched_only
+        self.shows: bool = self.shared and not self.idempotent and not self.pass_through
         """Whether claims keep the arguments: others see them, and a lost worker leaves an unknown outcome."""
         self.form: Form = Form(spec, tool.streams, tool.decode)
         # what its calls share
@@ -330,13 +330,13 @@ class Plan:
         self.breakers: Breakers = plans.breakers if shadow_of is None else plans.shadow_breakers
         self.dirty: dict[str, Breaker] = self.breakers.dirty
         self.path: Path = () if self.off else self.breakers.path(tool, "tool")
-        self.budget: TokenBucket = TokenBucket() if self.watched_only else plans.budget(tool)
+        self.budget: TokenBucket = TokenBucket() if self.pass_through else plans.budget(tool)
         self.credit: Callable[[], int] = self.budget.success
         self.largest: int = plans.results.largest_plain
         """The size up to which a result is stored as it is, without inspecting it."""
         self.reporter: Reporter = reporter
         self.results: ResultStore = plans.results
-        self.threads: ThreadRunner = plans.bare_threads if self.watched_only else plans.threads
+        self.threads: ThreadRunner = plans.bare_threads if self.pass_through else plans.threads
         self.hold: Callable[[Lease, float], None] = plans.leases.hold
         self.release: Callable[[Lease, None], float | None] = plans.leases.release
         self.guards: Guards = plans.guards
@@ -367,7 +367,7 @@ class Plan:
 
     def heeds(self, refusal: Refusal) -> bool:
         """Whether an open breaker stops a call: always, if somebody forced it open (D32)."""
-        return self.open_mode or (refusal.state == "FORCED_OPEN" and not self.watched_only)
+        return self.open_mode or (refusal.state == "FORCED_OPEN" and not self.pass_through)
 
     def now_ms(self) -> int:
         return self.time_ns() // 1_000_000
@@ -439,7 +439,7 @@ class Plans:
         self.shadow_breakers: Breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
         self.leases: Leases = Leases(dependencies.store, clock, settings, attached=dependencies.renews)
         self.store_breaker: StoreBreaker = self.leases.breaker
-        self.watcher: Watcher = Watcher(self.store_breaker)
+        self.watcher: ShadowWorker = ShadowWorker(self.store_breaker)
         self.threads: ThreadRunner = ThreadRunner(settings.abandoned_threads)
         self.bare_threads: ThreadRunner = ThreadRunner(sys.maxsize)
         """For tools that are called as if there were no gateway."""

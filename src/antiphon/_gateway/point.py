@@ -27,7 +27,7 @@ class Point:
         self._entered_elsewhere = _entered_elsewhere
         self.passed: bool = False
 
-    def pass_by(self) -> None:
+    def enter(self) -> None:
         """The tool proceeds to its effect; raises if nobody waits for it any more."""
         with self._lock:
             if self._closed:
@@ -57,7 +57,7 @@ class Effect:
         if ahead is None:
             _entered_elsewhere += 1
         else:
-            ahead.pass_by()
+            ahead.enter()
 
     def __exit__(self, *exc: object) -> None:
         return None

@@ -109,7 +109,7 @@ class RunEntry:
         """Calls that the tool makes are nested in this one."""
         self._outside = self.scope.go_inside(self.site[3])
 
-    def come_back(self) -> None:
+    def leave_tool(self) -> None:
         outside, self._outside = self._outside, None
         if outside is not None:
             _cursor.reset(outside)

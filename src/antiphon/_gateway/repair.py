@@ -27,10 +27,10 @@ from antiphon._gateway.settlement import (
     answered,
     append_broke_off,
     append_missed,
+    block_late_request,
     conclude,
     interrupted,
     keep_failed,
-    keep_out,
     leave,
     not_dispatched,
     not_shared,
@@ -69,7 +69,7 @@ from antiphon._gateway.steps import (
     Step,
     TakeOver,
 )
-from antiphon._gateway.store_breaker import is_sick
+from antiphon._gateway.store_breaker import is_outage
 from antiphon.errors import StoreError
 from antiphon.ports import Begun, Existing
 
@@ -126,7 +126,7 @@ def _interrupted(call: GuardedCall, step: Step | None, error: BaseException) -> 
         return DONE
     extras.interrupt = error
     if call.number:
-        call.come_back()
+        call.leave_tool()
     call.plan.release(call, None)
     if step is None or isinstance(step, Refresh):  # it was not admitted yet
         return DONE
@@ -161,7 +161,7 @@ def _recovered(call: GuardedCall, reply: Begun) -> Step:
     assert interrupt is not None
     call.version = own_version(call, reply)
     if not call.version and isinstance(reply, Existing):
-        keep_out(call, reply)
+        block_late_request(call, reply)
     if call.version and call.run is not None and call.events:
         call.run.begun()
     return _settle(call, interrupt)
@@ -213,7 +213,7 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
         case Append() if extras.replayed:
             append_missed(call, error)
             return step.then(call, None)
-    if plan.watched_only:
+    if plan.pass_through:
         extras.verdict = error.code
         call.version = 0
         return dispatch(call) if isinstance(step, Append) else start_unclaimed(call)
@@ -232,7 +232,7 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
 def _note_failure(call: GuardedCall, step: Step, error: StoreError) -> None:
     """Open the breaker of a failing store; a claim that may exist nevertheless is released once the store works."""
     call.plan.plans.store_breaker.failed(error)
-    if (step is BEGIN or isinstance(step, TakeOver)) and is_sick(error):
+    if (step is BEGIN or isinstance(step, TakeOver)) and is_outage(error):
         leave(call, not_dispatched(call), step.version if isinstance(step, TakeOver) else 0)
 
 

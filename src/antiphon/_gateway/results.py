@@ -53,7 +53,7 @@ def unwrap(call: GuardedCall, outcome: Outcome) -> Any:
         if outcome.from_cache and outcome.payload is None:
             _check_kept(call, outcome)
         return outcome.value
-    if call.plan.watched_only and outcome.exception is not None:  # as if there were no gateway
+    if call.plan.pass_through and outcome.exception is not None:  # as if there were no gateway
         raise outcome.exception
     return raise_for(call, outcome)
 

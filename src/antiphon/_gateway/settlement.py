@@ -48,14 +48,14 @@ def settle_success(call: GuardedCall, now: float) -> Step:
         return not_kept(call, str(error))
     if call.outcome is not None:
         call.outcome.payload = payload
-    if plan.watched_only:
+    if plan.pass_through:
         payload = _WATCHED
     elif len(payload) > plan.largest and (plan.tool.streams or not plan.results.is_plain(payload)):
         return _keep(call, payload)
     number, attempts, run = call.number, call.attempts, call.run
     kind = Success if number == 1 else Settlement
     call.settlement = _new(kind, ("done", plan.ttl_ms, payload, None, None, False, None, attempts, number, True))
-    if run is not None and run.together and not plan.watched_only:
+    if run is not None and run.together and not plan.pass_through:
         known_clean = call.extras is NO_EXTRAS and plan.results.redactor is not None
         outcome = call.outcome if known_clean else call.result()
         call.events = run.ended(outcome, payload, (now - call.started) * 1000, attempts)
@@ -119,7 +119,7 @@ def settle_failure(call: GuardedCall, outcome: Outcome) -> Step:
     if outcome.attempts == 0:
         return _settle_as(call, not_dispatched(call))
     code, retriable = outcome.code, outcome.retriable
-    if plan.watched_only and call.extras.may_have_applied:
+    if plan.pass_through and call.extras.may_have_applied:
         code, retriable = UNKNOWN_CODE, False
     message = plan.results.clean(outcome.message)
     error = (code, message + _asked(call) if code == UNKNOWN_CODE else message, outcome.terminal, retriable)
@@ -163,7 +163,7 @@ def note(call: GuardedCall, now: float, code: str, retriable: bool) -> None:
 def _settle_as(call: GuardedCall, settlement: Settlement) -> Step:
     call.settlement = settlement if call.extras.asked is None else approval.settles(call, settlement)
     run = call.run
-    if run is not None and run.together and not call.plan.watched_only:
+    if run is not None and run.together and not call.plan.pass_through:
         call.events = _end_rows(call)
     return SETTLE
 
@@ -226,7 +226,7 @@ def _asked(call: GuardedCall) -> str:
 def settle_broke_off(call: GuardedCall, error: StoreError) -> Step:
     """The effect has happened: a failing store never hides it, and receives the outcome as soon as it works again."""
     plan, run = call.plan, call.run
-    if plan.watched_only:
+    if plan.pass_through:
         call.off_path()
         plan.reporter.shadow(call, error.code)
         return settled(call, 0)
@@ -251,7 +251,7 @@ def leave(call: GuardedCall, settlement: Settlement, taken: int = 0, after_s: fl
     call.plan.plans.leases.finish(rest, step, after_s)
 
 
-def hold_anew(call: GuardedCall) -> tuple[GuardedCall, Step]:
+def recover_lost_claim(call: GuardedCall) -> tuple[GuardedCall, Step]:
     """A copy of a running call that finds its claim, or writes it again if the store has lost it.
 
     Its version is then that of the claim; 0: the claim now belongs to another call, or was settled or cleared.
@@ -275,7 +275,7 @@ def _rest_of(call: GuardedCall, settlement: Settlement | None) -> GuardedCall:
     return rest
 
 
-def keep_out(call: GuardedCall, found: Existing) -> None:
+def block_late_request(call: GuardedCall, found: Existing) -> None:
     """Make sure that a claim request still in transit claims nothing, and leaves no claim without an owner.
 
     The record of another call keeps it out. Should that expire soon, the background thread of the process takes its
@@ -317,7 +317,7 @@ def anew(call: GuardedCall, reply: Begun) -> Step:
     if version:
         return _held(call, version)
     if isinstance(reply, Existing) and not call.version:
-        keep_out(call, reply)
+        block_late_request(call, reply)
     return _stood(call, None)
 
 
@@ -396,14 +396,14 @@ def after_hooks(call: GuardedCall, outcome: Outcome | None = None) -> None:
 def settled(call: GuardedCall, version: int | None) -> Step:
     """The record is written (0: there is none; ``None``: it is another's by now); tell turn and loop guard."""
     plan, run, turn = call.plan, call.run, call.turn
-    if version is None and not plan.watched_only:
+    if version is None and not plan.pass_through:
         if not call.extras.looked:
             return Read(call.key, call.identity, stands)
         plan.reporter.fenced(call)
         call.result().note(fenced=True)
     if version != 0:
         call.version = 0  # the claim has ended
-        if run is not None and run.together and not plan.watched_only:
+        if run is not None and run.together and not plan.pass_through:
             run.finished = True
     if call.extras is not NO_EXTRAS:
         if call.extras.stream is not None:
@@ -467,7 +467,7 @@ def conclude(call: GuardedCall, _: None = None) -> Step:
     if not plain:
         if extras.write is not None:
             extras.write.ended(call)
-        if extras.replayed or extras.watching:
+        if extras.replayed or extras.is_shadow_twin:
             return DONE
         if (ended := extras.ended) is not None:
             extras.ended = None

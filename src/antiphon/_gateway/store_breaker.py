@@ -39,7 +39,7 @@ _TRIAL_S = 0.25
 """How long one call at a time waits for the next probe; the probe of a working store takes less."""
 _MOST_WAITING = 1000
 _LATE = "late"
-_NOT_SICK = frozenset(
+_NO_OUTAGE = frozenset(
     f"full readonly permission corrupt cannot_open busy moving replicas closed breaker_open {_LATE}".split()
 )
 """Reasons of a store that answers, and of a read that was given up after a moment: neither is a failing store."""
@@ -117,7 +117,7 @@ class StoreBreaker:
 
     def failed(self, error: StoreError) -> None:
         """A step of the store failed."""
-        if is_sick(error):
+        if is_outage(error):
             self.open(error)
 
     def open(self, error: StoreError) -> None:
@@ -151,7 +151,7 @@ class StoreBreaker:
         try:
             journal().renew(PROBE, 0, 1)
         except StoreError as error:
-            if is_sick(error):
+            if is_outage(error):
                 return self.not_yet(error)
         return 0.0
 
@@ -194,7 +194,7 @@ class StoreBreaker:
         with contextlib.suppress(InvalidStateError):  # its event loop is gone
             trial.set_result(None)
 
-    def make_sure(self, seconds: float = _TRIAL_S) -> None:
+    def wait_for_probe(self, seconds: float = _TRIAL_S) -> None:
         """Raise unless the store works again: one call at a time waits for that, a moment at most."""
         trial = self._try_now()
         if trial is not None:
@@ -203,7 +203,7 @@ class StoreBreaker:
         if self.is_open:
             raise self.refusal()
 
-    async def make_sure_async(self, seconds: float = _TRIAL_S) -> None:
+    async def wait_for_probe_async(self, seconds: float = _TRIAL_S) -> None:
         """The same in an event loop."""
         import asyncio
 
@@ -288,9 +288,9 @@ def _over(task: Any) -> None:
         task.exception()  # its waiters raise it, and nobody else needs it
 
 
-def is_sick(error: StoreError) -> bool:
+def is_outage(error: StoreError) -> bool:
     """Whether the store may not have been reached, or is too slow: the request may still take effect."""
-    return isinstance(error, StoreUnavailable) and error.data.get("reason") not in _NOT_SICK
+    return isinstance(error, StoreUnavailable) and error.data.get("reason") not in _NO_OUTAGE
 
 
 def is_full(error: StoreError) -> bool:

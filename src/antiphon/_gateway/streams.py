@@ -66,7 +66,7 @@ class StreamState:
         gap, self._last = (now - self._last) * 1000, now
         self.chunks.append(data)
         run = self.call.run
-        if run is not None and run.scope.records and not self.call.plan.watched_only:
+        if run is not None and run.scope.records and not self.call.plan.pass_through:
             if self._log is None:
                 self._log = run.scope.chunks(run.site)
             self._log.add(data if isinstance(data, (str, bytes)) else recordable(data), gap)

@@ -23,7 +23,7 @@ _IDLE_S = 5.0
 _LAST_WORDS_S = 1.0
 
 
-class Watcher:
+class ShadowWorker:
     """Performs shadow mode's store requests in order, alongside the calls; one per gateway."""
 
     def __init__(self, breaker: StoreBreaker) -> None:
@@ -33,7 +33,7 @@ class Watcher:
         self.exchange: Callable[[], None] = lambda: None
         """Exchanges the states of breakers."""
         self._reset()
-        renewed_after_fork(self, Watcher._reset)
+        renewed_after_fork(self, ShadowWorker._reset)
         _all.add(self)
 
     def _reset(self) -> None:
@@ -82,20 +82,20 @@ class Watcher:
             del job
             self._over += 1
 
-    def last_words(self) -> Iterator[float]:
+    def drain(self) -> Iterator[float]:
         """Pauses to make while something is left to shadow, a second at most."""
         until = time.monotonic() + _LAST_WORDS_S
         while self.waiting and not self._breaker.is_open and time.monotonic() < until:
             yield 0.005
 
 
-_all: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_all: weakref.WeakSet[ShadowWorker] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
     with contextlib.suppress(Exception):
         for watcher in list(_all):
-            for pause in watcher.last_words():
+            for pause in watcher.drain():
                 time.sleep(pause)
 
 

@@ -16,7 +16,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from antiphon._gateway.store_breaker import is_sick
+from antiphon._gateway.store_breaker import is_outage
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow, Pinned
 from antiphon.stores import RedisStore
@@ -438,10 +438,10 @@ def test_a_slot_that_stays_on_the_move_is_an_unavailable_store(
             assert command(source, "MIGRATE", HOST, port, names.shard(key).record + key, 0, 1000) == b"OK"
         with pytest.raises(StoreUnavailable, match="moving a slot") as caught:
             await journal.read(key, "call-2")
-        assert not is_sick(caught.value), "the other slots work"
+        assert not is_outage(caught.value), "the other slots work"
         with pytest.raises(StoreUnavailable, match="moving a slot") as caught:
             await journal.begin(request_for(key, "call-2"))
-        assert not is_sick(caught.value)
+        assert not is_outage(caught.value)
         claimed(await journal.begin(request_for(elsewhere)))
         assert not given_back, "no other call waits until a claim is given back that was certainly not made"
 

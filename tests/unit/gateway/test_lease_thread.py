@@ -89,7 +89,7 @@ def test_what_was_left_is_written_as_soon_as_the_store_works(store: Heard) -> No
     store.steps.until("renew", probes + 2)
     assert store.states == ["inflight"]
     store.repair()
-    store.steps.until_met(lambda: leases._mender.thread is None)
+    store.steps.until_met(lambda: leases._recovery.thread is None)
     assert store.states == ["done"]
     assert (leases.unrecorded, leases.breaker.is_open) == (0, False)
     assert leases not in module._service._busy
@@ -113,11 +113,11 @@ def test_a_second_failure_is_mended_too(store: Heard) -> None:
     gateway = left_on(store)
     leases = gateway._plans.leases
     store.repair()
-    store.steps.until_met(lambda: leases._mender.thread is None)
+    store.steps.until_met(lambda: leases._recovery.thread is None)
     store.fail("settle", "renew", "read")
     assert gateway.execute(envelope(call_id="c2", params={"to": "bob"})).content == "sent"
     store.repair()
-    store.steps.until_met(lambda: leases._mender.thread is None)
+    store.steps.until_met(lambda: leases._recovery.thread is None)
     assert store.states == ["done", "done"]
     gateway.close()
 
@@ -224,10 +224,10 @@ def test_a_call_left_for_later_is_not_looked_at_before() -> None:
     leases.resume = lambda journal, call, step: resumed.append((call, step))
     call = _Claimed(1)
     leases.finish(call, "step", after_s=5.0)
-    assert leases._mend(clock.monotonic()) == pytest.approx(5.0)
+    assert leases._recover(clock.monotonic()) == pytest.approx(5.0)
     assert resumed == []
     clock.advance(5.0)
-    assert leases._mend(clock.monotonic()) == 0.0
+    assert leases._recover(clock.monotonic()) == 0.0
     assert resumed == [(call, "step")]
 
 
@@ -247,12 +247,12 @@ def test_a_store_that_refuses_but_answers_is_asked_again_in_a_second() -> None:
     store.fail("renew", error=readonly)
     leases.resume = refusing(readonly)
     leases.finish(_Claimed(1), None)
-    assert leases._mend(clock.monotonic()) == pytest.approx(1.0)
+    assert leases._recover(clock.monotonic()) == pytest.approx(1.0)
     assert leases._unfinished[0].tries == 0
     assert (leases.breaker.is_open, leases.breaker.failures) == (False, 0)
     store.fail("renew", error=StoreUnavailable("It is gone."))
     clock.advance(1.0)
-    assert leases._mend(clock.monotonic()) == pytest.approx(0.1)
+    assert leases._recover(clock.monotonic()) == pytest.approx(0.1)
     assert (leases.breaker.is_open, leases.breaker.failures) == (True, 1)
 
 
@@ -289,16 +289,16 @@ def test_whoever_waits_for_a_look_at_a_full_store_is_told_when_it_was_made() -> 
     leases.breaker.on = True
     leases.resume = refusing(FULL)
     leases.finish(_Claimed(1), None)
-    leases._mend(clock.monotonic())
+    leases._recover(clock.monotonic())
     first = leases.breaker._try_now()
     assert first is not None
-    assert leases._mend(clock.monotonic()) == pytest.approx(0.1)
+    assert leases._recover(clock.monotonic()) == pytest.approx(0.1)
     assert first.done()
     assert leases.breaker.is_open
     second = leases.breaker._try_now()
     assert second is not None, "the next call has the store looked at again"
     leases.resume = lambda *_: None
-    assert leases._mend(clock.monotonic()) == 0.0
+    assert leases._recover(clock.monotonic()) == 0.0
     assert second.done()
     assert not leases.breaker.is_open
 
@@ -316,7 +316,7 @@ def test_what_finds_no_room_keeps_no_other_from_being_written() -> None:
     leases.finish(large, None)
     leases.finish(small, None)
     for _ in range(2):
-        leases._mend(clock.monotonic())
+        leases._recover(clock.monotonic())
         clock.advance(0.1)
     assert [left.call for left in leases._unfinished] == [large]
 
@@ -327,7 +327,7 @@ def test_a_claim_that_may_have_been_made_shuts_no_store_that_has_no_room_for_cla
     leases.breaker.on = True
     leases.resume = refusing(FULL)
     leases.finish(_Claimed(0), None)
-    leases._mend(clock.monotonic())
+    leases._recover(clock.monotonic())
     assert not leases.breaker.is_open
     assert leases._unfinished[0].tries == 1
 
@@ -337,10 +337,10 @@ def test_leases_are_renewed_while_a_result_waits_for_room() -> None:
     leases.breaker.on = True
     leases.resume = refusing(FULL)
     leases.finish(_Claimed(1), None)
-    leases._mend(clock.monotonic())
+    leases._recover(clock.monotonic())
     renewed: list[float] = []
     leases.renew_due = lambda journal, now: renewed.append(now)  # type: ignore[method-assign]
-    leases._mend(clock.monotonic())
+    leases._recover(clock.monotonic())
     assert leases.breaker.is_open
     assert renewed == [clock.monotonic()]
 
@@ -350,14 +350,14 @@ def test_what_was_put_off_is_tried_at_the_end(end: str) -> None:
     leases, clock = detached()
     leases.resume = refusing(StoreUnavailable("Others keep it locked."))
     leases.finish(_Claimed(1), None)
-    leases._mend(clock.monotonic())
+    leases._recover(clock.monotonic())
     leases.finish(_Claimed(0), None, after_s=5.0)
     later = clock.monotonic() + 5.0
     assert leases._unfinished[0].due > clock.monotonic()
     if end == "gateway":
         leases._attached = True
         leases._hurry = lambda: None  # type: ignore[method-assign]
-        next(leases.last_words())
+        next(leases.drain())
     else:
         service: Any = module._Service()
         service.keep(leases)
@@ -593,12 +593,12 @@ def test_whoever_mends_waits_as_long_as_it_was_told_and_ends_when_all_is_well() 
             leases._unfinished.clear()
         return float(said)
 
-    leases._mend, leases._mender.thread = mend, threading.current_thread()
-    leases._mend_until_well()
+    leases._recover, leases._recovery.thread = mend, threading.current_thread()
+    leases._recover_until_done()
     assert wanted.waits == [0.5, 1.0]
     assert wanted.sets == 0
     assert left == []
-    assert leases._mender.thread is None
+    assert leases._recovery.thread is None
 
 
 def test_whoever_mends_goes_on_while_the_store_is_sick() -> None:
@@ -611,8 +611,8 @@ def test_whoever_mends_goes_on_while_the_store_is_sick() -> None:
         leases.breaker.is_open = len(looks) < 3
         return 0.0
 
-    leases._mend = mend
-    leases._mend_until_well()
+    leases._recover = mend
+    leases._recover_until_done()
     assert len(looks) == 3
 
 
@@ -643,7 +643,7 @@ def test_a_sick_store_is_looked_at_again_after_a_pause() -> None:
     gone = StoreUnavailable("It is gone.")
     store.fail("renew", error=gone)
     leases.breaker.failed(gone)
-    assert leases._mend(clock.monotonic()) == pytest.approx(0.1)
+    assert leases._recover(clock.monotonic()) == pytest.approx(0.1)
     assert leases.look() == module._LONGEST_NAP_S, "whoever mends says when it works again"
     leases.resume = _refuse
     leases.finish(_Claimed(1), None)
@@ -658,7 +658,7 @@ def test_a_sick_store_is_looked_at_again_after_a_pause() -> None:
 
     journal: Any = type("Journal", (), {"renew": staticmethod(probed)})()
     leases._journal = journal
-    assert leases._mend(clock.monotonic()) == pytest.approx(0.2), "it was gone again before what is left was written"
+    assert leases._recover(clock.monotonic()) == pytest.approx(0.2), "it was gone again before what is left was written"
     assert leases.breaker.is_open
 
 
@@ -669,12 +669,12 @@ def _refuse(*_: Any) -> None:
 def test_while_something_is_left_a_gateway_that_closes_waits_in_short_steps() -> None:
     leases, _ = detached()
     leases.finish(_Claimed(1), None)
-    assert list(leases.last_words()) == [], "nobody would write it"
+    assert list(leases.drain()) == [], "nobody would write it"
     leases._attached = True
     leases._next = 5.0
     hurried: list[int] = []
     leases._hurry = lambda: hurried.append(1)  # type: ignore[method-assign]
-    words = leases.last_words()
+    words = leases.drain()
     assert [next(words), next(words)] == [0.02, 0.02]
     assert len(hurried) == 2
     leases._unfinished.clear()
@@ -766,7 +766,7 @@ class _Woken(Leases):
         if threading.get_ident() == self._here:  # not a gateway that another test left open
             self.woken.append("thread")
 
-    def _mend_beside(self) -> None:
+    def _recover_beside(self) -> None:
         self.woken.append("mender")
 
 
@@ -789,7 +789,7 @@ def test_who_is_woken_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_that_works_again_wakes_who_renews(monkeypatch: pytest.MonkeyPatch) -> None:
     leases = _Woken(monkeypatch)
     leases.breaker.is_open = True
-    assert leases._mend(leases._clock.monotonic()) == 0.0
+    assert leases._recover(leases._clock.monotonic()) == 0.0
     assert not leases.breaker.is_open
     assert leases.woken == ["thread"]
 
@@ -801,7 +801,7 @@ def test_a_store_that_fails_while_something_is_written_is_looked_at_after_a_paus
     leases.resume = _refuse
     leases.finish(_Claimed(1), None)
     store.fail("renew")
-    assert leases._mend(clock.monotonic()) == pytest.approx(0.1)
+    assert leases._recover(clock.monotonic()) == pytest.approx(0.1)
     assert leases.breaker.is_open
 
 
@@ -815,12 +815,12 @@ def test_the_thread_that_mends_has_a_name_and_does_not_keep_the_process() -> Non
         begun.set()
         go.wait(PATIENCE_S)
 
-    leases._mend_until_well = work
-    leases._mend_beside()
+    leases._recover_until_done = work
+    leases._recover_beside()
     assert begun.wait(PATIENCE_S)
-    thread = leases._mender.thread
-    leases._mend_beside()
-    assert leases._mender.thread is thread
+    thread = leases._recovery.thread
+    leases._recover_beside()
+    assert leases._recovery.thread is thread
     assert (thread.name, thread.daemon, wanted.sets) == ("antiphon-mend", True, 2)
     go.set()
     thread.join()

@@ -416,7 +416,7 @@ def test_a_store_that_stays_away_is_asked_once_a_second_and_at_once_when_a_call_
     assert len(store.asked) == 6
     woken.clear()
     with pytest.raises(StoreUnavailable):
-        breaker.make_sure(0.0)
+        breaker.wait_for_probe(0.0)
     assert woken.is_set()
     store.broken.clear()
     assert breaker.probe(store.open_sync, clock.monotonic() - 0.5) == 0.0, "now, whatever the pause is"

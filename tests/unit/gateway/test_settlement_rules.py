@@ -144,7 +144,7 @@ def test_a_record_that_expires_soon_is_replaced_then(life_ms: int, left_s: float
     rig = Rig()
     call = call_of(rig)
     record = record_of(rig, call, state="done", expires_at_ms=START_MS + life_ms)
-    rules.keep_out(call, existing(record))
+    rules.block_late_request(call, existing(record))
     due = [one.due - rig.clock.monotonic() if one.due else 0.0 for one in rig.leases._unfinished]
     assert due == ([] if left_s is None else [pytest.approx(left_s)])
 
@@ -153,7 +153,7 @@ def test_a_record_that_expires_soon_is_replaced_then(life_ms: int, left_s: float
 def test_one_in_flight_may_end_and_expire(failed_ms: int, watched: bool) -> None:
     rig = Rig()
     call = call_of(rig, ttl=Ttls(failed_ms=failed_ms))
-    rules.keep_out(call, existing(record_of(rig, call, expires_at_ms=START_MS)))
+    rules.block_late_request(call, existing(record_of(rig, call, expires_at_ms=START_MS)))
     assert bool(rig.leases._unfinished) is watched
 
 
@@ -162,7 +162,7 @@ def test_the_half_minute_counts_from_when_the_caller_left() -> None:
     call = call_of(rig)
     call.off_path().left = True
     rig.clock.advance(25.0)
-    rules.keep_out(call, existing(record_of(rig, call, state="done", expires_at_ms=START_MS + 10_000)))
+    rules.block_late_request(call, existing(record_of(rig, call, state="done", expires_at_ms=START_MS + 10_000)))
     assert rig.leases._unfinished == []
 
 

@@ -10,7 +10,7 @@ import redis
 from redis.exceptions import AskError, ClusterError, TryAgainError
 
 from antiphon._drive import drive
-from antiphon._gateway.store_breaker import is_sick
+from antiphon._gateway.store_breaker import is_outage
 from antiphon.errors import StoreUnavailable
 from antiphon.stores.redis.client import BlockingClient, Words
 from antiphon.stores.redis.url import parse
@@ -46,13 +46,13 @@ def _error_of(*replies: Exception, wait: bool = False) -> StoreUnavailable:
 def test_a_slot_that_moves_is_no_sick_store(replies: tuple[Exception, ...]) -> None:
     error = _error_of(*replies)
     assert "is a Cluster that is moving a slot" in str(error)
-    assert not is_sick(error)
+    assert not is_outage(error)
 
 
 def test_a_slot_that_moves_is_no_sick_store_for_a_claim_with_wait() -> None:
-    assert not is_sick(_error_of(TRY_AGAIN, wait=True))
+    assert not is_outage(_error_of(TRY_AGAIN, wait=True))
 
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_what_may_have_been_executed_before_the_slot_moved_is_not_certain(wait: bool) -> None:
-    assert is_sick(_error_of(LOST, TRY_AGAIN, wait=wait))
+    assert is_outage(_error_of(LOST, TRY_AGAIN, wait=wait))
