@@ -283,7 +283,7 @@ def missing_extra(package: str, extra: str, needed_for: str, supported: str = ""
 _SCRIPT = "antiphon_script_"
 
 
-def is_of_script(module: str) -> bool:
+def is_script_module(module: str) -> bool:
     """Whether a module is a script, which has one name when it is run and others when it is imported."""
     return module == "__main__" or module.startswith(_SCRIPT)
 
@@ -296,13 +296,13 @@ def class_name(kind: type) -> str:
 
 def _modules(name: str) -> list[Any]:
     """Where a recorded class is looked up; the script may be loaded under a different name."""
-    if not is_of_script(name):
+    if not is_script_module(name):
         return [sys.modules.get(name)]
     loaded = [module for known, module in list(sys.modules.items()) if known.startswith(_SCRIPT)]
     return [*loaded, sys.modules.get("__main__")]
 
 
-def class_named(name: str) -> type | None:
+def find_class(name: str) -> type | None:
     """The class that :func:`class_name` named like this, if this process has loaded it, nested in others or not."""
     return next(_classes(name), None)
 
@@ -317,7 +317,7 @@ def _classes(name: str) -> Iterator[type]:
                 yield place
 
 
-def raised_again(error: Mapping[str, Any]) -> BaseException | None:
+def rebuild_exception(error: Mapping[str, Any]) -> BaseException | None:
     """A recorded failure as the original exception, if its class is loaded and takes a message.
 
     Only classes of modules that this process has imported are considered: a recording never makes us import anything,

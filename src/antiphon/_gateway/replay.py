@@ -16,7 +16,7 @@ from antiphon._gateway.recording import SAID
 from antiphon._gateway.settlement import refused
 from antiphon._gateway.steps import DONE, Append, Ask, GivenUp, Step
 from antiphon.contract.approval import REQUIRED
-from antiphon.errors import InvalidInput, ReplayMiss, raised_again
+from antiphon.errors import InvalidInput, ReplayMiss, rebuild_exception
 from antiphon.keys import exact_params
 from antiphon.ports import AS_RECORDED, BEGUN, Answer, Invocation, Row
 
@@ -136,7 +136,7 @@ def _outcome(answer: Answer, tool: str) -> Outcome:
         said = error.get(SAID)
         if said is None and code == "outcome_unknown":  # recorded by an earlier release
             said = said_in(outcome.message, tool)
-        outcome.exception = raised_again(error if said is None else {**error, "message": said})
+        outcome.exception = rebuild_exception(error if said is None else {**error, "message": said})
     outcome.from_cache = answer.source != "live"
     outcome.metadata = {"answeredBy": answer.source}
     if outcome.code == REQUIRED:

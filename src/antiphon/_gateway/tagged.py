@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 
 from antiphon._arguments import field_names, is_named_tuple
 from antiphon.contract.events import UNSERIALISABLE
-from antiphon.errors import class_name, class_named
+from antiphon.errors import class_name, find_class
 
 LITERAL, EXACT = "$literal", "$exact"
 _OBJECT, _ENUM, _TEXT = "$object", "$enum", "$text"
@@ -354,7 +354,7 @@ def _loaded(name: str) -> type | None:
     """The class that is loaded under that name; one that was found is not looked up again."""
     kind = _found.get(name)
     if kind is None or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
-        kind = class_named(name)
+        kind = find_class(name)
         if kind is not None:
             _found[name] = kind
     return kind

@@ -16,7 +16,7 @@ from antiphon._daemon import expect_collection, outside_collection
 from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon.contract.events import CHUNKS
-from antiphon.errors import CallFailed, ReplayMiss, raised_again
+from antiphon.errors import CallFailed, ReplayMiss, rebuild_exception
 from antiphon.ports import BROKEN_OFF, Answer
 
 STREAM = {"stream": True}
@@ -213,7 +213,7 @@ def read_on(chunks: int) -> ReplayMiss:
 def failure_of(answer: Answer) -> BaseException:
     """A recorded error of a model call, raised again."""
     error = answer.error or {}
-    again = raised_again(error)
+    again = rebuild_exception(error)
     if again is not None:
         return again
     return CallFailed(str(error.get("message", "")), code=str(error.get("code", "error")), recorded=dict(error))

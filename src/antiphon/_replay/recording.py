@@ -33,7 +33,7 @@ from antiphon.contract.events import (
     sum_holds,
     type_not_kept,
 )
-from antiphon.errors import ArtifactError, CanonicalError, Divergence, InvalidInput, is_of_script
+from antiphon.errors import ArtifactError, CanonicalError, Divergence, InvalidInput, is_script_module
 from antiphon.ports import AS_RECORDED, BEGUN, Answer
 from antiphon.redact import Mask
 from antiphon.redact._pointers import masks_in, pseudonyms_of
@@ -294,7 +294,7 @@ class Recording:
                 self._arguments[call.written] = call.digest
         if "variant" in payload and self.script_vendor is None:
             vendor = payload["request"].get("provider") if type(payload.get("request")) is dict else None
-            self.script_vendor = vendor if type(vendor) is str and is_of_script(vendor) else None
+            self.script_vendor = vendor if type(vendor) is str and is_script_module(vendor) else None
         if sealed and "variant" in payload:
             self._requests[(payload.get("provider"), _bytes(payload.get("providerRequest")))] = event.seq
         if self._opened is None or MASKS not in event.meta:

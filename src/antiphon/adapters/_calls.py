@@ -25,7 +25,7 @@ from antiphon.contract.approval import REQUIRED
 from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import AntiphonError, InvalidInput, class_name, raised_again
+from antiphon.errors import AntiphonError, InvalidInput, class_name, rebuild_exception
 from antiphon.ops.app import Antiphon, current
 
 G = TypeVar("G", bound=BaseGateway)
@@ -262,7 +262,7 @@ def _in_its_words(call: GuardedCall, error: BaseException) -> BaseException:
     if said is None:
         return error
     recorded = error.data.get("recorded") if isinstance(error, AntiphonError) else None
-    return raised_again({**(recorded or {"class": class_name(type(error))}), "message": said}) or error
+    return rebuild_exception({**(recorded or {"class": class_name(type(error))}), "message": said}) or error
 
 
 def _is_ours(error: BaseException) -> bool:

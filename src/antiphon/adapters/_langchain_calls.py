@@ -49,7 +49,7 @@ from antiphon.adapters._model import (
 )
 from antiphon.adapters._pending import Body
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import Paused, is_of_script
+from antiphon.errors import Paused, is_script_module
 
 log: logging.Logger = logging.getLogger("antiphon.adapters")
 
@@ -72,7 +72,7 @@ def vendor_of(model: Any) -> str:
     replay uses the recorded vendor.
     """
     kinds = type(model).__mro__
-    kind = next(kind for kind in kinds if not is_of_script(kind.__module__))
+    kind = next(kind for kind in kinds if not is_script_module(kind.__module__))
     if kind is not kinds[0]:
         scope = current_scope()
         recorded: str | None = getattr(None if scope is None else scope.invoker, "script_vendor", None)

@@ -23,7 +23,7 @@ from antiphon.adapters import _mcp, _wire
 from antiphon.adapters._model import recorded_here, recording_scope
 from antiphon.adapters._need import need
 from antiphon.adapters._retries import ATTEMPTS, retrying, transports
-from antiphon.errors import CallFailed, InvalidInput, raised_again
+from antiphon.errors import CallFailed, InvalidInput, rebuild_exception
 from antiphon.llm.response import outcome_of
 from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
@@ -347,7 +347,7 @@ class _Exchange:
         if package.partition(".")[0] in ("httpx", "httpx2"):
             found = getattr(self._module, name, None)
             kind = found if isinstance(found, type) and issubclass(found, self._module.TransportError) else kind
-        elif (again := raised_again(recorded)) is not None and not isinstance(again, CallFailed):
+        elif (again := rebuild_exception(recorded)) is not None and not isinstance(again, CallFailed):
             return again
         error: Exception = kind(str(recorded.get("message", "")), request=self._request)
         return error

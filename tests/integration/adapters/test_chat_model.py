@@ -49,7 +49,7 @@ def test_a_model_of_a_script_is_the_same_wherever_the_script_lies(
         return str(chat_model(kind(responses=["hello"])).invoke("hi").text)
 
     if before:
-        monkeypatch.setattr("antiphon.adapters._langchain_calls.is_of_script", lambda module: False)
+        monkeypatch.setattr("antiphon.adapters._langchain_calls.is_script_module", lambda module: False)
     run = app.record(main)
     monkeypatch.undo()
     requests = [event.payload["request"]["provider"] for event in run.events() if event.type == "call.started"]
