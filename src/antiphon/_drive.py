@@ -34,7 +34,7 @@ AFTER = "cancelledAfterMs"
 _PATIENCE_MS = 10_000
 
 
-def was_given_up(error: Mapping[str, Any] | None) -> bool:
+def was_cancelled(error: Mapping[str, Any] | None) -> bool:
     """Whether a recorded failure is that the caller's task was cancelled, and the current one can be, too."""
     if not error:
         return False

@@ -600,7 +600,7 @@ class Invocation(NamedTuple):
 
 AS_RECORDED = "asRecorded"
 """In the metadata of an answer: a recorded result and nothing else."""
-BROKEN_OFF = "stream_broken_off"
+STREAM_ABANDONED = "stream_broken_off"
 """The code of a recorded failure: the stream was not read to its end."""
 BEGUN = "begun"
 """In the metadata of an answer: the start of the call is as recorded and has been counted."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from antiphon._drive import AFTER, until_cancelled, was_given_up
+from antiphon._drive import AFTER, until_cancelled, was_cancelled
 from antiphon._gateway import codec, results
 from antiphon._gateway.approval import needed
 from antiphon._gateway.call import GuardedCall
@@ -66,7 +66,7 @@ def _replayed(call: GuardedCall, answer: Answer) -> Step:
     assert run is not None
     start = () if BEGUN in answer.meta else run.started(call.request_id, call.key, call.call_id)
     asynchronous = plan.plans.inline_kind == "async"
-    if asynchronous and not answer.chunks and was_given_up(answer.error):
+    if asynchronous and not answer.chunks and was_cancelled(answer.error):
 
         def wait(call: GuardedCall, _: None) -> Step:
             run.begun()

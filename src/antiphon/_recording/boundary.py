@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from antiphon._drive import AFTER, until_cancelled, was_given_up
+from antiphon._drive import AFTER, until_cancelled, was_cancelled
 from antiphon._lineage import permitted
 from antiphon._recording import plain
 from antiphon._scope import EARLIER, ORPHAN_LANE, RunScope, Site, undoing
@@ -100,7 +100,7 @@ class Boundary:
             raise
         if answer is None or answer.source == "live":
             self._live = call
-        elif self.asynchronous and answer.chunks is None and was_given_up(answer.error):
+        elif self.asynchronous and answer.chunks is None and was_cancelled(answer.error):
             await self.start()
             try:
                 await until_cancelled(self.name, answer.meta.get(AFTER))

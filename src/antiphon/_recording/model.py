@@ -31,13 +31,13 @@ def open_llm(
     stream: bool = False,
     send: Any = None,
     vendor: str | None = None,
-    made_here: bool = False,
+    from_framework: bool = False,
     **meta: Any,
 ) -> Boundary:
     """The boundary of one model call; a body that cannot be mapped is recorded unchanged.
 
-    *vendor* names who serves the model, for frameworks that use one dialect for all. A body *made_here* from a
-    framework's request is recorded only in its canonical form, which is equivalent.
+    *vendor* names who serves the model, for frameworks that use one dialect for all. A body made from the
+    request of a framework (*from_framework*) is recorded only in its canonical form, which is equivalent.
     """
     body = request if type(request) is dict else dict(request)
     payload: dict[str, Any] = {"provider": provider, "providerRequest": body, "recipe": RECIPE}
@@ -58,7 +58,7 @@ def open_llm(
             canonical = mapped
         except (InvalidInput, ValueError) as error:
             payload["unmapped"] = str(error)
-    if made_here and canonical is not body:
+    if from_framework and canonical is not body:
         del payload["providerRequest"]
     boundary = Boundary(
         scope, "llm", "llm", canonical, payload, digest, meta, asynchronous, stream, send, body, _digest_of(payload)
@@ -88,10 +88,10 @@ def not_settable(framework: str, names: Sequence[str]) -> OptionRefused:
     )
 
 
-def endpoint_of(url: str) -> str:
+def service_url(url: str) -> str:
     """Where a model is served, without credentials, query and the part that all calls share: one text per service.
 
-    >>> endpoint_of("https://user:pw@api.example.com/v1/chat/completions?key=1")
+    >>> service_url("https://user:pw@api.example.com/v1/chat/completions?key=1")
     'https://api.example.com/v1'
     """
     parts = urlsplit(url)

@@ -13,11 +13,11 @@ from itertools import zip_longest
 from typing import Any
 
 from antiphon._daemon import expect_collection, outside_collection
-from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
+from antiphon._drive import AFTER, drive, until_cancelled, was_cancelled
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon.contract.events import CHUNKS
 from antiphon.errors import CallFailed, ReplayMiss, rebuild_exception
-from antiphon.ports import BROKEN_OFF, Answer
+from antiphon.ports import STREAM_ABANDONED, Answer
 
 STREAM = {"stream": True}
 _END: Any = object()
@@ -58,11 +58,11 @@ class StreamLog:
         self._ended = True
         self.boundary.scope.streams.pop(id(self), None)
         left = isinstance(error, GeneratorExit)
-        if error is None or ((left or was_given_up(error_payload(error))) and self.complete()):
+        if error is None or ((left or was_cancelled(error_payload(error))) and self.complete()):
             await self.finish()
             return
         message = f"The stream was not read after chunk {len(self.chunks)}."
-        failure = {"class": "", "code": BROKEN_OFF, "message": message} if left else self.failed(error)
+        failure = {"class": "", "code": STREAM_ABANDONED, "message": message} if left else self.failed(error)
         await self.boundary.finish("error", value=self.partial(), error=failure, meta=self._meta)
 
     async def finish(self) -> None:
@@ -177,11 +177,11 @@ class ReplayedStream:
     ) -> ReplayedStream:
         """The stream of *answer*; *raised* creates the exception of a recorded failure."""
         failure: BaseException | None = None
-        if (answer.error or {}).get("code") == BROKEN_OFF:
-            failure = read_on(len(answer.chunks or ()))
+        if (answer.error or {}).get("code") == STREAM_ABANDONED:
+            failure = read_past_end(len(answer.chunks or ()))
         elif answer.outcome == "error":
             failure = raised(answer)
-        given_up = answer.meta.get(AFTER, 0) if was_given_up(answer.error) else None
+        given_up = answer.meta.get(AFTER, 0) if was_cancelled(answer.error) else None
         return cls(map(decode, answer.chunks or ()), answer.meta.get("gapsMs", ()), failure, given_up)
 
     def __iter__(self) -> Iterator[Any]:
@@ -205,7 +205,7 @@ class ReplayedStream:
             raise self._failure
 
 
-def read_on(chunks: int) -> ReplayMiss:
+def read_past_end(chunks: int) -> ReplayMiss:
     """Raised by a replay where the recorded reader had abandoned a stream: there are no more chunks."""
     return ReplayMiss(f"The recorded reader left this stream after chunk {chunks}; now it reads on.")
 

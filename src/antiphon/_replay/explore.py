@@ -20,7 +20,7 @@ from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live, reviewed_as
 from antiphon.errors import MaskedArgument, ReplayMiss
 from antiphon.llm.response import outcome_of
-from antiphon.ports import BROKEN_OFF, Answer, Invocation
+from antiphon.ports import STREAM_ABANDONED, Answer, Invocation
 from antiphon.similarity import SemanticIndex
 
 _FAULTS: Mapping[str, dict[str, Any]] = {
@@ -205,7 +205,7 @@ class ExploreInvoker(Opaque, eq=False):
 
     def _heard(self, digest: str, failure: Mapping[str, Any] | None) -> None:
         """Note whether a request was answered; an abandoned stream or an unneeded task is no failure."""
-        failure = {} if failure is None or failure.get("code") == BROKEN_OFF else failure
+        failure = {} if failure is None or failure.get("code") == STREAM_ABANDONED else failure
         if not failure:
             self._answered.add(digest)
             self.unanswered.pop(digest, None)

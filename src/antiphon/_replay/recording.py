@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import orjson
 
-from antiphon._drive import AFTER, was_given_up
+from antiphon._drive import AFTER, was_cancelled
 from antiphon._replay.masks import MaskRules, NotCompared
 from antiphon.canonical import canonical_digest, is_plain
 from antiphon.contract.events import (
@@ -478,7 +478,7 @@ class Recording:
                 meta["gapsMs"] = [event.meta.get("gapMs", 0) for event in events]
         elif outcome == "ok" and len(payload) == 2 and "value" in payload:
             meta[AS_RECORDED] = True
-        if "error" in payload and was_given_up(payload["error"]):
+        if "error" in payload and was_cancelled(payload["error"]):
             meta[AFTER] = told.get("durationMs")
         for name in ("httpStatus", "headers", "layout"):
             if name in told:

@@ -45,7 +45,7 @@ class recorded_here:  # noqa: N801 (used like a function)
         _inside.reset(self._token)
 
 
-class Asking(NamedTuple):
+class ModelCallSpec(NamedTuple):
     """One model call of a framework."""
 
     body: dict[str, Any]
@@ -80,19 +80,19 @@ class Codec(NamedTuple):
     """Splits a response that was not streamed into the data of chunks."""
 
 
-def ask(asking: Callable[[], Asking], send: Callable[[], Any]) -> Any:
+def ask(asking: Callable[[], ModelCallSpec], send: Callable[[], Any]) -> Any:
     """Make and record one synchronous call, or answer it from the replay; outside a run just make it."""
     scope = recording_scope()
     return send() if scope is None else drive(_ask(scope, asking(), send, asynchronous=False))
 
 
-async def ask_async(asking: Callable[[], Asking], send: Callable[[], Any]) -> Any:
+async def ask_async(asking: Callable[[], ModelCallSpec], send: Callable[[], Any]) -> Any:
     """The same for an asynchronous call."""
     scope = recording_scope()
     return await (send() if scope is None else _ask(scope, asking(), send, asynchronous=True))
 
 
-async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool) -> Any:
+async def _ask(scope: RunScope, asking: ModelCallSpec, send: Callable[[], Any], *, asynchronous: bool) -> Any:
     """Suspends only if *asynchronous*."""
     asking, send = _as_wanted(scope, asking, send)
     boundary = _open(scope, asking, send, asynchronous=asynchronous)
@@ -117,14 +117,14 @@ async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asyn
     return response
 
 
-def stream(asking: Callable[[], Asking], send: Callable[[], Iterator[Any]], codec: Codec) -> Iterator[Any]:
+def stream(asking: Callable[[], ModelCallSpec], send: Callable[[], Iterator[Any]], codec: Codec) -> Iterator[Any]:
     """Read and record a synchronous stream, or answer it from the replay; outside a run just read it."""
     scope = recording_scope()
     yield from send() if scope is None else drive(_open_stream(scope, asking(), send, codec, asynchronous=False))
 
 
 async def stream_async(
-    asking: Callable[[], Asking], send: Callable[[], AsyncIterator[Any]], codec: Codec
+    asking: Callable[[], ModelCallSpec], send: Callable[[], AsyncIterator[Any]], codec: Codec
 ) -> AsyncIterator[Any]:
     """The same for an asynchronous stream."""
     scope = recording_scope()
@@ -139,7 +139,7 @@ async def stream_async(
 
 
 async def _open_stream(
-    scope: RunScope, asking: Asking, send: Callable[[], Any], codec: Codec, *, asynchronous: bool
+    scope: RunScope, asking: ModelCallSpec, send: Callable[[], Any], codec: Codec, *, asynchronous: bool
 ) -> LiveStream | ReplayedStream:
     asking, send = _as_wanted(scope, asking, send)
     boundary = _open(scope, asking, asynchronous=asynchronous, stream=True)
@@ -156,7 +156,7 @@ async def _open_stream(
 class _FrameworkLog(StreamLog):
     """Records the chunks of a framework's stream."""
 
-    def __init__(self, boundary: Boundary, asking: Asking, codec: Codec) -> None:
+    def __init__(self, boundary: Boundary, asking: ModelCallSpec, codec: Codec) -> None:
         super().__init__(boundary)
         self._asking = asking
         self._codec = codec
@@ -174,7 +174,12 @@ class _FrameworkLog(StreamLog):
 
 
 def _open(
-    scope: RunScope, asking: Asking, send: Callable[[], Any] | None = None, *, asynchronous: bool, stream: bool = False
+    scope: RunScope,
+    asking: ModelCallSpec,
+    send: Callable[[], Any] | None = None,
+    *,
+    asynchronous: bool,
+    stream: bool = False,
 ) -> Boundary:
     """The boundary of the call."""
 
@@ -185,7 +190,7 @@ def _open(
 
     meta: dict[str, Any] = {"settable": list(asking.settable)}
     if asking.endpoint:
-        meta["endpoint"] = model.endpoint_of(asking.endpoint)
+        meta["endpoint"] = model.service_url(asking.endpoint)
     return model.open_llm(
         scope,
         asking.body,
@@ -194,13 +199,15 @@ def _open(
         stream=stream,
         send=None if send is None else verify,
         vendor=asking.vendor,
-        made_here=True,
+        from_framework=True,
         transport=asking.framework,
         **meta,
     )
 
 
-def _as_wanted(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> tuple[Asking, Callable[[], Any]]:
+def _as_wanted(
+    scope: RunScope, asking: ModelCallSpec, send: Callable[[], Any]
+) -> tuple[ModelCallSpec, Callable[[], Any]]:
     """The call with the model, temperature, seed or prompt that an exploring replay wants."""
     if scope.invoker is None:
         return asking, send

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from antiphon._drive import AFTER, was_given_up
+from antiphon._drive import AFTER, was_cancelled
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
@@ -20,7 +20,7 @@ from antiphon.canonical import writable_json
 from antiphon.contract.events import ASKS_STREAM
 from antiphon.llm.response import outcome_of
 from antiphon.llm.stream import assemble_response, sse_events
-from antiphon.ports import BROKEN_OFF, Answer
+from antiphon.ports import STREAM_ABANDONED, Answer
 
 _PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"/chat/completions/*$"), "openai-chat"),
@@ -116,7 +116,7 @@ def open_call(
 
     *send* asks the provider without recording, for a replay that verifies its models.
     """
-    meta: dict[str, Any] = {"transport": "http", "endpoint": model.endpoint_of(_without_end(url))}
+    meta: dict[str, Any] = {"transport": "http", "endpoint": model.service_url(_without_end(url))}
     if call.provider == "gemini":  # others put it in the body
         meta[ASKS_STREAM] = call.stream
     shaping = {name: headers[name] for name in _SHAPING if name in headers}
@@ -264,7 +264,7 @@ async def finish(
     await boundary.finish(outcome, value=value, meta={**meta, **more})
 
 
-class Replayed(NamedTuple):
+class ReplayedModelResponse(NamedTuple):
     """A recorded answer as an HTTP response, or as chunks followed by the transport's exception."""
 
     status: int
@@ -280,17 +280,17 @@ class Replayed(NamedTuple):
     """Milliseconds until the reader's task was cancelled, if it was."""
 
 
-def replayed(answer: Answer, call: ModelCall) -> Replayed:
+def replayed(answer: Answer, call: ModelCall) -> ReplayedModelResponse:
     """The replacement for the provider's response."""
     error = answer.error or {}
     status, headers = answer.meta.get("httpStatus", 200), dict(answer.meta.get("headers") or {})
     if answer.chunks is not None:
         chunks = [chunk_bytes(chunk) for chunk in answer.chunks]
         gaps = tuple(answer.meta.get("gapsMs", ()))
-        found = Replayed(status, {**_EVENTS, **headers}, chunks, gaps=gaps)
-        if was_given_up(answer.error):
+        found = ReplayedModelResponse(status, {**_EVENTS, **headers}, chunks, gaps=gaps)
+        if was_cancelled(answer.error):
             return found._replace(given_up=answer.meta.get(AFTER, 0))
-        if error.get("code") == BROKEN_OFF:
+        if error.get("code") == STREAM_ABANDONED:
             return found._replace(left=True)
         return found._replace(raises=error or None)
     content = content_of(answer.value, answer.meta.get("layout"))
@@ -298,9 +298,9 @@ def replayed(answer: Answer, call: ModelCall) -> Replayed:
         failed = error.get("status")
         if isinstance(failed, int):
             headers = {str(name): str(value) for name, value in dict(error.get("headers") or {}).items()}
-            return Replayed(failed, headers or _JSON, [content])
-        return Replayed(0, {}, [], error)
-    return Replayed(status, {**(_EVENTS if call.stream else _JSON), **headers}, [content])
+            return ReplayedModelResponse(failed, headers or _JSON, [content])
+        return ReplayedModelResponse(0, {}, [], error)
+    return ReplayedModelResponse(status, {**(_EVENTS if call.stream else _JSON), **headers}, [content])
 
 
 def chunk_text(data: bytes) -> Any:

@@ -17,11 +17,11 @@ from typing import Any, TypeVar, cast
 
 from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
-from antiphon._recording.streams import STREAM, LiveStream, ReplayedStream, StreamLog, read_on
+from antiphon._recording.streams import STREAM, LiveStream, ReplayedStream, StreamLog, read_past_end
 from antiphon._scope import RunScope
 from antiphon.adapters import _mcp, _wire
 from antiphon.adapters._model import recorded_here, recording_scope
-from antiphon.adapters._need import need
+from antiphon.adapters._need import require
 from antiphon.adapters._retries import ATTEMPTS, retrying, transports
 from antiphon.errors import CallFailed, InvalidInput, rebuild_exception
 from antiphon.llm.response import outcome_of
@@ -43,13 +43,13 @@ Send = Callable[[Any], Any]
 def transport(inner: Any = None, *, module: ModuleType | str = "httpx") -> Any:
     """A synchronous transport around *inner* (a plain ``HTTPTransport`` by default)."""
     name = _name(module)
-    return transports(name)[0](need(name).HTTPTransport() if inner is None else inner, handle)
+    return transports(name)[0](require(name).HTTPTransport() if inner is None else inner, handle)
 
 
 def async_transport(inner: Any = None, *, module: ModuleType | str = "httpx") -> Any:
     """An asynchronous transport around *inner* (a plain ``AsyncHTTPTransport`` by default)."""
     name = _name(module)
-    return transports(name)[1](need(name).AsyncHTTPTransport() if inner is None else inner, handle_async)
+    return transports(name)[1](require(name).AsyncHTTPTransport() if inner is None else inner, handle_async)
 
 
 def client_options(
@@ -60,7 +60,7 @@ def client_options(
     A client with an explicit transport ignores proxy settings, so they are applied here. A failed request is retried up
     to *retries* times, for a client whose own retries are off.
     """
-    found = need(_name(module))
+    found = require(_name(module))
     plain = found.AsyncHTTPTransport if asynchronous else found.HTTPTransport
 
     def make(below: Any) -> Any:
@@ -93,11 +93,11 @@ def wrap(client: C, *, inner: Any = None) -> C:
     """
     package = type(client).__module__.partition(".")[0]
     if package in _STAINLESS:
-        need(package)
+        require(package)
         return cast(C, _wrap_stainless(client, inner))
     if package in ("httpx", "httpx2"):
         kept = {name: getattr(client, name) for name in _KEPT}
-        return cast(C, _http_client(client, need(package), inner, **kept))
+        return cast(C, _http_client(client, require(package), inner, **kept))
     if package == "google":
         hint = "Make it with: google.genai.Client(http_options=antiphon.adapters.google.http_options())"
     else:
@@ -114,7 +114,7 @@ def _http_client(client: Any, module: Any, inner: Any, retries: int = 0, **optio
 
 def _wrap_stainless(client: Any, inner: Any) -> Any:
     options = {"timeout": client.timeout, "base_url": client.base_url, "follow_redirects": True}
-    http = _http_client(client, need("httpx2"), inner, client.max_retries, **options)
+    http = _http_client(client, require("httpx2"), inner, client.max_retries, **options)
     return client.with_options(http_client=http, max_retries=0)
 
 
@@ -169,25 +169,25 @@ def _streams(module: ModuleType) -> tuple[Any, Any]:
             await self._log.end(GeneratorExit())
             await self._response.aclose()
 
-    class Replayed(ReplayedStream, module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc, name-defined]
+    class ReplayedBody(ReplayedStream, module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc, name-defined]
         pass
 
-    return Live, Replayed
+    return Live, ReplayedBody
 
 
 def handle(module: ModuleType, request: Any, send: Send) -> Any:
     """Handle one request of a synchronous client; *send* passes it to the inner transport."""
     scope = recording_scope()
-    return send(request) if scope is None else drive(_Exchange(module, request, send, scope, False).run())
+    return send(request) if scope is None else drive(_RecordedExchange(module, request, send, scope, False).run())
 
 
 async def handle_async(module: ModuleType, request: Any, send: Send) -> Any:
     """Handle one request of an asynchronous client."""
     scope = recording_scope()
-    return await (send(request) if scope is None else _Exchange(module, request, send, scope, True).run())
+    return await (send(request) if scope is None else _RecordedExchange(module, request, send, scope, True).run())
 
 
-class _Exchange:
+class _RecordedExchange:
     """One request of a client in a run; suspends only if the client is asynchronous."""
 
     def __init__(self, module: ModuleType, request: Any, send: Send, scope: RunScope, asynchronous: bool) -> None:
@@ -329,13 +329,13 @@ class _Exchange:
             response.status_code, headers=headers, request=self._request, extensions=response.extensions, stream=stream
         )
 
-    def _given(self, found: _wire.Replayed) -> Any:
+    def _given(self, found: _wire.ReplayedModelResponse) -> Any:
         """The recorded response."""
         failure: BaseException | None = None if found.raises is None else self._exception(found.raises)
         if failure is not None and not found.chunks:
             raise failure
         if found.left:
-            failure = read_on(len(found.chunks))
+            failure = read_past_end(len(found.chunks))
         stream = _streams(self._module)[1](found.chunks, found.gaps, failure, found.given_up)
         headers = [(name.encode(), value.encode()) for name, value in found.headers.items()]
         return self._module.Response(found.status, headers=headers, stream=stream, request=self._request)

@@ -14,7 +14,7 @@ import antiphon
 from antiphon import Antiphon
 from antiphon.adapters.httpx import transport
 from antiphon.ops.replay import replay
-from antiphon.ports import BROKEN_OFF
+from antiphon.ports import STREAM_ABANDONED
 from tests.fake_provider import FakeProvider, Reply
 
 _CHAT: Any = [{"role": "user", "content": "hello"}]
@@ -129,7 +129,7 @@ def test_a_reader_that_does_not_wait_for_the_last_words_has_its_answer(app: Anti
     assert _passes(app, run, agent)
 
 
-@pytest.mark.parametrize(("end", "outcome"), [(b"data: [DONE]\n\n", ("ok", None)), (b"", ("error", BROKEN_OFF))])
+@pytest.mark.parametrize(("end", "outcome"), [(b"data: [DONE]\n\n", ("ok", None)), (b"", ("error", STREAM_ABANDONED))])
 def test_a_stream_whose_reader_left_after_its_end_mark_has_no_need_of_a_reason(
     end: bytes, outcome: tuple[str, str | None], app: Antiphon
 ) -> None:

@@ -296,9 +296,9 @@ def test_a_run_that_failed_replays_as_failed() -> None:
 def test_a_recording_never_makes_us_import_anything() -> None:
     import sys
 
-    from antiphon.errors import raised_again
+    from antiphon.errors import rebuild_exception
 
-    error = raised_again({"class": "this_is_not_loaded.Error", "message": "x", "code": "c"})
+    error = rebuild_exception({"class": "this_is_not_loaded.Error", "message": "x", "code": "c"})
     assert isinstance(error, CallFailed)
     assert "this_is_not_loaded" not in sys.modules
 
