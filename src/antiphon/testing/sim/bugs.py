@@ -55,7 +55,7 @@ async def _settle_whoever_holds_it(
 
 async def _look_then_insert(self: Shared, request: ClaimRequest, events: Sequence[Row]) -> Begun:
     found = self.inner.read(request.key, request.identity)
-    await Nap(0.005, deaf=True)
+    await Nap(0.005, uncancellable=True)
     if found is not None:
         return found
     self.inner.clear(request.key)

@@ -140,7 +140,9 @@ class _Simulator:
     async def _call(self, worker: Worker, delivery: Delivery, number: int) -> Any:
         identity = self.plan.identity(delivery, number)
         now, claims = self.world.now, delivery.mode != "disabled"
-        asked = Asked(number, identity, delivery.intent, worker, now, claims=claims, untold=delivery.untold)
+        asked = Asked(
+            number, identity, delivery.intent, worker, now, claims=claims, without_metadata=delivery.without_metadata
+        )
         if delivery.deadline_s is not None:
             asked.until = now + delivery.deadline_s
         asking.set(asked)

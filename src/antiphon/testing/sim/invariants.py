@@ -65,7 +65,7 @@ class Asked:
     at: float
     claims: bool
     """Whether the caller wants a claim at all (``dedupeMode`` is not ``disabled``)."""
-    untold: bool
+    without_metadata: bool
     """Whether the answer comes without metadata (a decorated function)."""
     until: float = inf
     """Its deadline."""
@@ -445,9 +445,9 @@ class Invariants:
             return
         value = answer.value
         uncertain = "fenced" in metadata or "notRecorded" in metadata
-        if asked.untold and not asked.worker.healthy_since(asked.at):
+        if asked.without_metadata and not asked.worker.healthy_since(asked.at):
             uncertain = True  # a decorated function returns no metadata
-        if asked.cut_off and (asked.untold or metadata.get("reused") or metadata.get("reconciled")):
+        if asked.cut_off and (asked.without_metadata or metadata.get("reused") or metadata.get("reconciled")):
             uncertain = True  # the store may not have learned that this caller shared an answer, or could not refuse
         if first is not None and first[1] != value and (first[0] <= asked.at or not uncertain):
             self.breaks("identity", f"{identity} was answered {first[1]}, and another delivery of it {value}")

@@ -60,7 +60,7 @@ class Delivery(NamedTuple):
     """Whether the reader of a stream leaves after its first chunk."""
 
     @property
-    def untold(self) -> bool:
+    def without_metadata(self) -> bool:
         """Whether the answer comes without metadata."""
         return self.way not in ("execute", "turn")
 

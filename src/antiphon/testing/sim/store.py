@@ -21,7 +21,7 @@ from antiphon.stores.memory.claims import Node
 from antiphon.testing.sim.disk import Disk, DiskFault, virtual_disk
 from antiphon.testing.sim.invariants import Invariants, asking
 from antiphon.testing.sim.plan import Outage, Plan
-from antiphon.testing.sim.world import Bell, Dead, Nap, Process, VirtualClock, World, blocking, either, in_thread
+from antiphon.testing.sim.world import Bell, Dead, Nap, Process, VirtualClock, World, blocking, in_thread, maybe_await
 
 T = TypeVar("T")
 _LOOK_S = 2.0
@@ -34,7 +34,7 @@ _PATIENCE_S = 1.0
 
 
 class _Ticking(VirtualClock):
-    """Advances a millisecond per reading: SQLite numbers claims by the clock, and laws tell them apart by number."""
+    """Advances a millisecond per reading: SQLite numbers claims by the clock, invariants tell them apart by it."""
 
     _last = 0
 
@@ -218,7 +218,7 @@ class SimJournal:
             raise StoreUnavailable(f"{name} was lost")
         try:
             with shared.on_disk():
-                answer = await either(run())
+                answer = await maybe_await(run())
         except StoreError as error:
             self._lost(f"{worker.name}: {name} failed: {error.data.get('reason')}")
             raise
@@ -235,14 +235,14 @@ class SimJournal:
         shared, worker = self._shared, self._worker
         shared.invariants.seen["slow store steps"] += 1
         worker.disturbed()
-        deaf = shared.plan.cancels == "waits"
+        uncancellable = shared.plan.cancels == "waits"
         if self._at_once:
             return
         if seconds < _PATIENCE_S:
-            await Nap(seconds, deaf=deaf)
+            await Nap(seconds, uncancellable=uncancellable)
             return
         shared.world.start(f"{worker.name}: {name} takes its time", self._go_on(run, seconds), worker)
-        await Nap(_PATIENCE_S, deaf=deaf)
+        await Nap(_PATIENCE_S, uncancellable=uncancellable)
         self._lost(f"{worker.name}: no answer to {name}")
         raise StoreUnavailable(f"{name} took too long")
 
@@ -252,11 +252,11 @@ class SimJournal:
         left = outage.at + outage.seconds - shared.world.now
         if outage.frozen and left < _PATIENCE_S and not self._at_once:
             worker.disturbed()
-            await Nap(left, deaf=shared.plan.cancels == "waits")
+            await Nap(left, uncancellable=shared.plan.cancels == "waits")
             return
         if outage.frozen:
             if not self._at_once:
-                await Nap(_PATIENCE_S, deaf=shared.plan.cancels == "waits")
+                await Nap(_PATIENCE_S, uncancellable=shared.plan.cancels == "waits")
             shared.world.start(f"{worker.name}: {name} waits in the store", self._go_on(run, left), worker)
         shared.invariants.seen["steps while the store is away"] += 1
         self._lost(f"{worker.name}: no store for {name}")
@@ -264,17 +264,17 @@ class SimJournal:
 
     async def _go_on(self, run: Callable[[], Any], after: float = 0.0) -> None:
         """The request arrives later."""
-        await Nap(after + self._shared.world.random.uniform(0.0, 0.2), deaf=True)
+        await Nap(after + self._shared.world.random.uniform(0.0, 0.2), uncancellable=True)
         if after:
             self._worker.disturbed()  # nobody knows of a claim that is granted now
-        await either(run())
+        await maybe_await(run())
 
     async def _travel(self) -> None:
         if self._at_once:
             return
         shared = self._shared
         try:
-            await Nap(shared.world.random.uniform(*_JOURNEY_S), deaf=shared.plan.cancels == "waits")
+            await Nap(shared.world.random.uniform(*_JOURNEY_S), uncancellable=shared.plan.cancels == "waits")
         except (CancelledError, KeyboardInterrupt):
             shared.invariants.seen["cancelled store steps"] += 1
             raise

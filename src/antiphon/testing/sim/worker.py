@@ -31,7 +31,7 @@ from antiphon.decide.loop import LoopPolicy
 from antiphon.testing.sim.invariants import LEFT, Answered, Dispatch, Invariants, answer_of, asking, failure_of
 from antiphon.testing.sim.plan import ADAPTED, INSIDE, LEASE_S, STREAMED, TOOL, AttemptPlan, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared, SimStore
-from antiphon.testing.sim.world import Bell, Dead, Mode, Nap, Process, VirtualClock, block, blocking, either, here
+from antiphon.testing.sim.world import Bell, Dead, Mode, Nap, Process, VirtualClock, block, blocking, here, maybe_await
 
 _LOOK_S = 0.3
 _LONG_S = 100.0
@@ -57,7 +57,7 @@ async def within(awaitable: Any, seconds: float) -> Any:
             raise
         limited, began = not late and nap.seconds >= left, world.now
         try:
-            await (Nap(left) if limited and not nap.deaf else nap)
+            await (Nap(left) if limited and not nap.uncancellable else nap)
         except CancelledError as error:
             cancelled = True
             go_on = partial(steps.throw, error)
@@ -147,10 +147,10 @@ class Watching(Reporter):
     def __init__(self, worker: Worker, invariants: Invariants) -> None:
         super().__init__()
         self._worker = worker
-        self._laws = invariants
+        self._invariants = invariants
 
     def transition(self, key: str, transition: Transition) -> None:
-        self._laws.moved(self._worker, transition)
+        self._invariants.moved(self._worker, transition)
 
 
 class Silent:
@@ -335,7 +335,7 @@ class Worker(Process):
         gateway, arguments = self.gateway, {"what": delivery.intent}
         if delivery.way == "execute":
             wire = self.plan.envelope(delivery, number, self.clock.now_ms())
-            return answer_of(await either(gateway.execute(wire)))
+            return answer_of(await maybe_await(gateway.execute(wire)))
         name = delivery.identity if delivery.named else None
         if delivery.way == "adapter":
             return await self._ask_adapter(arguments, name, number)
@@ -344,12 +344,12 @@ class Worker(Process):
             if delivery.way == "turn":
                 turn = self._turn if number % 4 == 0 else opened.turn()
                 about = self.plan.named_keys.get(delivery.intent)
-                return answer_of(await either(turn.call(delivery.tool, arguments, name, key=about)))
+                return answer_of(await maybe_await(turn.call(delivery.tool, arguments, name, key=about)))
             try:
                 if delivery.way == "stream":
                     return await self._read(self._stream(**arguments), leaves=delivery.leaves)
                 function = self.function if delivery.way == "function" else self.function.once(delivery.key)
-                return answer_of(await either(function(**arguments)))
+                return answer_of(await maybe_await(function(**arguments)))
             except Exception as error:
                 return failure_of(error)
 
@@ -382,7 +382,7 @@ class Worker(Process):
         finally:
             close = getattr(stream, "aclose", None) or getattr(stream, "close", None)
             if close is not None:
-                await either(close())
+                await maybe_await(close())
         return Answered(LEFT) if leaves and chunks else answer_of(chunks)
 
     async def act(self, what: str, fence: int | None) -> dict[str, Any]:

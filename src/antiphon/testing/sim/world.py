@@ -43,10 +43,10 @@ class Dead(BaseException):
 
 
 class Nap(Struct, eq=False):
-    """Suspends a task for some virtual seconds. *deaf*: a cancellation waits until it is over (a store step)."""
+    """Suspends a task for some virtual seconds. *uncancellable*: a cancellation waits for its end (a store step)."""
 
     seconds: float
-    deaf: bool = False
+    uncancellable: bool = False
 
     def __await__(self) -> Generator[Nap, None, None]:
         yield self
@@ -75,7 +75,7 @@ class Task:
 
     @property
     def wakes_for_cancellation(self) -> bool:
-        return self.cancelled and not (self.napping is not None and self.napping.deaf)
+        return self.cancelled and not (self.napping is not None and self.napping.uncancellable)
 
     def interrupt(self) -> None:
         """The cancellation reaches it."""
@@ -215,7 +215,7 @@ def blocking(awaitable: Awaitable[T]) -> T:
             go_on = partial(next, steps)
 
 
-async def either(value: Awaitable[T] | T) -> T:
+async def maybe_await(value: Awaitable[T] | T) -> T:
     """The result of a synchronous or an asynchronous function."""
     return await value if isawaitable(value) else value
 
@@ -255,7 +255,7 @@ class World:
     def cancel(self, task: Task) -> None:
         """Interrupt a task while it naps, or as soon as possible."""
         task.cancelled = True
-        if task.napping is not None and not task.napping.deaf:
+        if task.napping is not None and not task.napping.uncancellable:
             self._put(task, 0.0)
 
     async def listen(self, bell: Bell, seconds: float) -> None:
