@@ -143,7 +143,7 @@ class Sealer:
 class _Key:
     """One key, ready for use."""
 
-    __slots__ = ("_decrypt", "_encrypt", "_head", "_old", "_prefix", "key_id", "replay_key")
+    __slots__ = ("_decrypt", "_encrypt", "_head", "_legacy", "_prefix", "key_id", "replay_key")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
@@ -160,7 +160,7 @@ class _Key:
         derived = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"antiphon seal 2 encrypt").derive(key)
         cipher = AESGCM(derived)
         self._encrypt, self._decrypt = cipher.encrypt, cipher.decrypt
-        self._old = _FirstForm(key)
+        self._legacy = _LegacyCipher(key)
         self.key_id = key_id_of(key)
         self._prefix = f"s2.{self.key_id}."
         self._head = self._prefix.encode()
@@ -177,7 +177,7 @@ class _Key:
         from cryptography.exceptions import InvalidTag
 
         if version == "s1":
-            return self._old.open(raw, context)
+            return self._legacy.open(raw, context)
         if len(raw) < _NONCE_BYTES + _TAG_BYTES:
             return None
         try:
@@ -196,7 +196,7 @@ def key_id_of(key: bytes) -> str:
     return hmac.digest(key, b"antiphon seal 1 id", "sha256")[:4].hex()
 
 
-class _FirstForm:
+class _LegacyCipher:
     """Reads values of release 0.1.0: SHAKE-256 keystream, HMAC-SHA-256 tag (decision 0006). Never written any more."""
 
     __slots__ = ("_encrypt", "_sign")

@@ -24,7 +24,7 @@ from antiphon.errors import AntiphonError, NotFound, StoreUnavailable
 
 _log = logging.getLogger("antiphon.blobs")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-_LAST_WORDS_S = 5.0
+_DRAIN_S = 5.0
 
 
 class Status(NamedTuple):
@@ -56,8 +56,8 @@ class Outbox:
         self.remote = remote
         self._first_pause = first_pause
         self._pause = first_pause
-        self._away_until = 0.0
-        self._trouble = ""
+        self._retry_at = 0.0
+        self._last_error = ""
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._wakes = Signal()
@@ -116,11 +116,11 @@ class Outbox:
             if not (self._payloads and is_note(name)):
                 with contextlib.suppress(OSError):  # it has arrived meanwhile
                     sizes.append(self.local.path(name).stat().st_size)
-        return Status(len(sizes), sum(sizes), self._trouble)
+        return Status(len(sizes), sum(sizes), self._last_error)
 
     def flush(self) -> Status:
         """Send what is waiting now; stops at the first failure and reports what is left."""
-        self._away_until = 0.0
+        self._retry_at = 0.0
         for name in list(self.local.names()):
             if not self._send(name):
                 self._retry_later()
@@ -142,19 +142,19 @@ class Outbox:
             if any(True for _ in self.local.names()):
                 self._retry_later()
 
-    def last_words(self, until: float) -> None:
+    def drain(self, until: float) -> None:
         """Let the sender finish, unless the bucket fails; an unreachable one is tried once more."""
         thread = self._thread
         if thread is None:
             return
-        self._away_until = 0.0
+        self._retry_at = 0.0
         self._wakes.set()
-        while thread.is_alive() and not self._away_until and time.monotonic() < until:
+        while thread.is_alive() and not self._retry_at and time.monotonic() < until:
             thread.join(0.02)
 
     def _send(self, name: str) -> bool:
         """Whether the object has arrived (or is no longer wanted)."""
-        if time.monotonic() < self._away_until:
+        if time.monotonic() < self._retry_at:
             return False
         path = self.local.path(name)
         try:
@@ -169,26 +169,26 @@ class Outbox:
         except (StoreUnavailable, NotFound) as error:
             if not path.exists():  # another process has sent it
                 return True
-            self._went_away(error)
+            self._mark_down(error)
             return False
-        self._came_back()
+        self._mark_up()
         if (before.st_ino, before.st_mtime_ns) == (now.st_ino, now.st_mtime_ns):
             self.local.delete(name)  # else it was replaced meanwhile: the new one must still be sent
         return True
 
-    def _went_away(self, error: Exception) -> None:
+    def _mark_down(self, error: Exception) -> None:
         said = error.message if isinstance(error, AntiphonError) else f"{type(error).__name__}: {error}"
         with self._lock:
-            if not self._trouble:
+            if not self._last_error:
                 _log.warning("%s Payloads are kept in %s until it is back.", said, self.local.folder)
-            self._trouble = said
-            self._away_until = time.monotonic() + self._pause
+            self._last_error = said
+            self._retry_at = time.monotonic() + self._pause
             self._pause = min(self._pause * 2, _LONGEST_PAUSE_S)
 
-    def _came_back(self) -> None:
-        if self._trouble:
+    def _mark_up(self) -> None:
+        if self._last_error:
             with self._lock:
-                self._trouble = ""
+                self._last_error = ""
                 self._pause = self._first_pause
             _log.info("The bucket %s answers again.", self.remote.url)
 
@@ -203,7 +203,7 @@ class Outbox:
 
     def _retry(self) -> None:
         while True:
-            self._wakes.wait(max(0.0, self._away_until - time.monotonic()))
+            self._wakes.wait(max(0.0, self._retry_at - time.monotonic()))
             if self._stop.is_set():
                 return
             try:
@@ -214,7 +214,7 @@ class Outbox:
                     if self._stop.is_set() or not self._send(name):
                         break
             except Exception as error:  # on any error: what is waiting must be retried
-                self._went_away(error)
+                self._mark_down(error)
 
     def _is_empty(self) -> bool:
         """Whether the sender may stop; whoever stores something after this starts a new one."""
@@ -246,10 +246,10 @@ _senders: weakref.WeakSet[Outbox] = weakref.WeakSet()
 
 def _at_exit() -> None:
     """Send what is left, if the buckets accept it now; then report what is waiting."""
-    until = time.monotonic() + _LAST_WORDS_S
+    until = time.monotonic() + _DRAIN_S
     outboxes = list(_senders)
     for outbox in outboxes:
-        outbox.last_words(until)
+        outbox.drain(until)
     for outbox in {outbox.local.folder: outbox for outbox in outboxes}.values():
         with contextlib.suppress(OSError):
             pending, size, trouble = outbox.status()

@@ -87,7 +87,7 @@ def bucket_from(
     return found._replace(endpoint=found.endpoint.rstrip("/"), region=found.region or "us-east-1")
 
 
-class _Answer(NamedTuple):
+class _Response(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -123,12 +123,12 @@ class Multipart:
                 tag = f'"{hashlib.md5(part, usedforsecurity=False).hexdigest()}"'
                 if there.get(number) != tag:
                     query = {"partNumber": str(number), "uploadId": upload}
-                    tag = self._ask("PUT", name, query, part).headers.get("etag", tag)
+                    tag = self._request("PUT", name, query, part).headers.get("etag", tag)
                 tags.append(tag)
         self._finish(name, upload, tags)
 
     def _unfinished(self, name: str) -> str | None:
-        answer = _tree(self._ask("GET", "", {"uploads": "", "prefix": name}).body)
+        answer = _tree(self._request("GET", "", {"uploads": "", "prefix": name}).body)
         found = [
             (_text(item, "Initiated"), _text(item, "UploadId"))
             for item in answer
@@ -142,7 +142,7 @@ class Multipart:
         while True:
             query = {"uploadId": upload, "part-number-marker": marker}
             try:
-                answer = _tree(self._ask("GET", name, query).body)
+                answer = _tree(self._request("GET", name, query).body)
             except NotFound:
                 return parts
             for item in answer:
@@ -153,16 +153,16 @@ class Multipart:
             marker = _text(answer, "NextPartNumberMarker")
 
     def _start(self, name: str) -> str:
-        return _text(_tree(self._ask("POST", name, {"uploads": ""}).body), "UploadId")
+        return _text(_tree(self._request("POST", name, {"uploads": ""}).body), "UploadId")
 
     def _finish(self, name: str, upload: str, tags: list[str]) -> None:
         parts = "".join(f"<Part><PartNumber>{n}</PartNumber><ETag>{tag}</ETag></Part>" for n, tag in enumerate(tags, 1))
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
-        answer = self._ask("POST", name, {"uploadId": upload}, body)
+        answer = self._request("POST", name, {"uploadId": upload}, body)
         if b"<Error>" in answer.body:  # S3 may answer 200 and report the error only in the body
             raise self._trouble(answer)
 
-    def _ask(self, method: str, name: str, query: Mapping[str, str], body: bytes = b"") -> _Answer:
+    def _request(self, method: str, name: str, query: Mapping[str, str], body: bytes = b"") -> _Response:
         for attempt in range(1, _TRIES + 1):
             try:
                 answer = self._send(method, name, query, body)
@@ -182,7 +182,7 @@ class Multipart:
             time.sleep(0.1 * 2**attempt)
         raise AssertionError("every path above returns or raises")
 
-    def _send(self, method: str, name: str, query: Mapping[str, str], body: bytes) -> _Answer:
+    def _send(self, method: str, name: str, query: Mapping[str, str], body: bytes) -> _Response:
         kind = HTTPSConnection if self._url.scheme == "https" else HTTPConnection
         path = quote(f"{self._url.path}/{self._bucket.name}/{name}".rstrip("/"), safe="/-_.~")
         words = "&".join(f"{quote(key, safe='-_.~')}={quote(query[key], safe='-_.~')}" for key in sorted(query))
@@ -190,7 +190,7 @@ class Multipart:
         try:
             connection.request(method, f"{path}?{words}", body, self._signed(method, path, words, body))
             answer = connection.getresponse()
-            return _Answer(answer.status, {key.lower(): value for key, value in answer.getheaders()}, answer.read())
+            return _Response(answer.status, {key.lower(): value for key, value in answer.getheaders()}, answer.read())
         finally:
             connection.close()
 
@@ -213,7 +213,7 @@ class Multipart:
         credential = f"Credential={bucket.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
         return headers | {"authorization": f"AWS4-HMAC-SHA256 {credential}"}
 
-    def _trouble(self, answer: _Answer) -> StoreUnavailable:
+    def _trouble(self, answer: _Response) -> StoreUnavailable:
         try:
             tree = _tree(answer.body)
             said = f"{_text(tree, 'Code')}: {_text(tree, 'Message')}"
@@ -240,11 +240,11 @@ class S3Objects:
         return self.bucket.url
 
     def put(self, name: str, data: bytes) -> None:
-        self._do(lambda obstore, store: obstore.put(store, name, data, chunk_size=PART_BYTES))
+        self._call(lambda obstore, store: obstore.put(store, name, data, chunk_size=PART_BYTES))
 
     def put_once(self, name: str, data: bytes) -> None:
         # not every server supports conditions on multipart uploads
-        new = len(data) <= PART_BYTES and self._do(lambda obstore, store: _create(obstore, store, name, data))
+        new = len(data) <= PART_BYTES and self._call(lambda obstore, store: _create(obstore, store, name, data))
         if not new and not self._holds(name, io.BytesIO(data)):
             self.put(name, data)
 
@@ -255,27 +255,27 @@ class S3Objects:
         elif self.bucket.access_key and not _behind_proxy(self.bucket.endpoint):
             self._upload(name, path)
         else:  # a role has no key to sign parts with, and the library handles proxies: in parts, from the start
-            self._do(lambda obstore, store: obstore.put(store, name, path, chunk_size=PART_BYTES))
+            self._call(lambda obstore, store: obstore.put(store, name, path, chunk_size=PART_BYTES))
 
     def get(self, name: str) -> bytes:
-        return bytes(self._do(lambda obstore, store: obstore.get(store, name).bytes()))
+        return bytes(self._call(lambda obstore, store: obstore.get(store, name).bytes()))
 
     def written_ms(self, name: str) -> int:
-        return int(self._do(lambda obstore, store: obstore.head(store, name)["last_modified"]).timestamp() * 1000)
+        return int(self._call(lambda obstore, store: obstore.head(store, name)["last_modified"]).timestamp() * 1000)
 
     def move(self, name: str, to: str) -> None:
-        self._do(lambda obstore, store: obstore.copy(store, name, to))
+        self._call(lambda obstore, store: obstore.copy(store, name, to))
         self.delete(name)
 
     def delete(self, name: str) -> None:
         try:
-            self._do(lambda obstore, store: obstore.delete(store, name))
+            self._call(lambda obstore, store: obstore.delete(store, name))
         except NotFound:
             return
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        pages = iter(self._do(lambda obstore, store: obstore.list(store, prefix.rstrip("/") or None)))
-        while page := self._do(lambda _, __: next(pages, None)):
+        pages = iter(self._call(lambda obstore, store: obstore.list(store, prefix.rstrip("/") or None)))
+        while page := self._call(lambda _, __: next(pages, None)):
             for entry in page:
                 yield entry["path"]
 
@@ -295,7 +295,7 @@ class S3Objects:
     def _holds(self, name: str, content: IO[bytes]) -> bool:
         """Whether the object exists with this content, as far as its size and its entity tag tell."""
         try:
-            found = self._do(lambda obstore, store: obstore.head(store, name))
+            found = self._call(lambda obstore, store: obstore.head(store, name))
         except NotFound:
             return False
         parts = [hashlib.md5(part, usedforsecurity=False) for part in iter(lambda: content.read(PART_BYTES), b"")]
@@ -310,7 +310,7 @@ class S3Objects:
     def _full(self, name: str) -> str:
         return f"{self.bucket.prefix}/{name}" if self.bucket.prefix else name
 
-    def _do(self, step: Callable[[Any, Any], T]) -> T:
+    def _call(self, step: Callable[[Any, Any], T]) -> T:
         try:
             import obstore
             from obstore import exceptions

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from antiphon.telemetry import _metrics as schema
 
 _Series = dict[tuple[str, ...], float]
-_LEFT_MOST = 1024
+_FLUSH_AT = 1024
 
 
 class _Calls:
@@ -19,26 +19,26 @@ class _Calls:
     A call only appends its duration, without a lock; durations are summed a thousand at a time, or on read.
     """
 
-    __slots__ = ("_left", "_lock", "buckets", "sum")
+    __slots__ = ("_lock", "_pending", "buckets", "sum")
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
-        self._left: deque[float] = deque()
+        self._pending: deque[float] = deque()
         self.buckets = [0] * (len(schema.BUCKETS_MS) + 1)
         self.sum = 0.0
 
     def add(self, duration_ms: float) -> None:
-        left = self._left
-        left.append(duration_ms)
-        if len(left) >= _LEFT_MOST:
+        pending = self._pending
+        pending.append(duration_ms)
+        if len(pending) >= _FLUSH_AT:
             with self._lock:
                 self.sum_up()
 
     def sum_up(self) -> None:
         """Add up the pending durations. The caller holds the lock."""
-        left, buckets, bounds = self._left, self.buckets, schema.BUCKETS_MS
-        for _ in range(len(left)):
-            duration_ms = left.popleft()
+        pending, buckets, bounds = self._pending, self.buckets, schema.BUCKETS_MS
+        for _ in range(len(pending)):
+            duration_ms = pending.popleft()
             buckets[bisect_left(bounds, duration_ms)] += 1
             self.sum += duration_ms
 

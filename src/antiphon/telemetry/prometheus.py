@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _made: WeakKeyDictionary[Any, dict[str, _Shared]] = WeakKeyDictionary()
 _making = threading.Lock()
-_LEFT_MOST = 64
+_FLUSH_AT = 64
 _MODES = {
     **dict.fromkeys(schema.OF_STORE, "mostrecent"),
     **dict.fromkeys((schema.INFO, schema.TTL), "max"),
@@ -34,18 +34,18 @@ class _Calls:
     whenever the registry is read.
     """
 
-    __slots__ = ("_counters", "_left", "_lock", "_observe")
+    __slots__ = ("_counters", "_lock", "_observe", "_pending")
 
     def __init__(self, counters: list[Callable[[float], None]], observe: Callable[[float], None]) -> None:
         self._counters, self._observe = counters, observe
         self._lock = threading.Lock()
-        self._left: deque[float] = deque()
+        self._pending: deque[float] = deque()
 
     def add(self, duration_ms: float) -> None:
-        left = self._left
-        left.append(duration_ms)
-        if len(left) >= _LEFT_MOST:
-            self.hand_over()
+        pending = self._pending
+        pending.append(duration_ms)
+        if len(pending) >= _FLUSH_AT:
+            self.flush()
 
     def add_at_once(self, duration_ms: float) -> None:
         """For the multi-process mode, where another process reads the numbers."""
@@ -53,14 +53,14 @@ class _Calls:
             add(1)
         self._observe(duration_ms)
 
-    def hand_over(self) -> None:
+    def flush(self) -> None:
         """Pass the pending durations to the client."""
-        left, observe = self._left, self._observe
+        pending, observe = self._pending, self._observe
         with self._lock:
             number = 0
             try:
-                for _ in range(len(left)):
-                    observe(left.popleft())
+                for _ in range(len(pending)):
+                    observe(pending.popleft())
                     number += 1
             finally:
                 for add in self._counters:
@@ -96,7 +96,7 @@ class _Shared:
 
         def collect_all() -> Iterable[Any]:
             for calls in list(self._calls.values()):
-                calls.hand_over()
+                calls.flush()
             return collect()
 
         metric.collect = collect_all

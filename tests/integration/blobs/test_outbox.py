@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from antiphon.blobs.local import ContentBlobs, LocalObjects
+from antiphon.blobs.local import PART_BYTES, ContentBlobs, LocalObjects
 from antiphon.blobs.outbox import Outbox, OutboxBlobs
-from antiphon.blobs.s3 import PART_BYTES
 from antiphon.errors import NotFound, StoreUnavailable
 from tests.conftest import S3Access
 from tests.faultproxy import FaultProxy

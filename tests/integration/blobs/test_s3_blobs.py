@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.blobs.local import ContentBlobs
-from antiphon.blobs.s3 import PART_BYTES, Bucket, Multipart, S3Objects, bucket_from
+from antiphon.blobs.local import PART_BYTES, ContentBlobs
+from antiphon.blobs.s3 import Bucket, Multipart, S3Objects, bucket_from
 from antiphon.errors import ArtifactError, ConfigError, NotFound, StoreUnavailable
 from tests.conftest import S3Access
 
