@@ -16,10 +16,10 @@ from antiphon.redact import _prefilter as quick
 from antiphon.redact import _tokens as tokens
 from antiphon.redact._names import Field, Names
 from antiphon.redact._rules import LISTS, MASK, Rules
-from antiphon.redact._tokens import deferred, looks_random
+from antiphon.redact._tokens import lazy_pattern, looks_random
 
 _ESCAPES = re.compile(r"\\[nrt]")
-_PAIR = deferred(
+_PAIR = lazy_pattern(
     r"(?:(?<![A-Za-z0-9_.$-])|(?<=%(?:26|3F|3f)))(?:--|-)?"
     r"(?P<name>[A-Za-z_$][A-Za-z0-9_.$-]{1,63}+(?: (?:[Kk]ey|[Tt]oken|[Ss]ecret|[Cc]ode))?)"
     r"(?P<close>\\*[\"'`])?\]?(?:\*{1,2}(?=:))?[ \t]*(?P<sep>=>|:=|={1,2}|:|%3[DdAa])"
@@ -27,16 +27,16 @@ _PAIR = deferred(
     r"|(?<![A-Za-z0-9_.$-])--(?P<flag>[a-z][a-z0-9-]{1,40}+)"
     rf"(?:[ \t]+(?=[^\s-])|{tokens.COMMA}(?=\\*[\"'][^-]))"
 )
-_QUOTE = deferred(r"\\*[\"'`]")
+_QUOTE = lazy_pattern(r"\\*[\"'`]")
 _NEXT = r"[A-Za-z_$][A-Za-z0-9_.$\[\]%-]{0,63}"
 _PLAIN = r"[^\s;&,\"'`\\]"
-_BARE = deferred(rf"{_PLAIN}+(?:&(?!(?:amp;)?{_NEXT}=)(?:amp;)?{_PLAIN}*)*")
+_BARE = lazy_pattern(rf"{_PLAIN}+(?:&(?!(?:amp;)?{_NEXT}=)(?:amp;)?{_PLAIN}*)*")
 """An unquoted value. It ends at ``&`` only if ``name=`` follows: a password may contain one."""
-_ENCODED = deferred(rf"(?:(?!%(?:26{_NEXT}%3[Dd]|20|0[AaDd]|3[Bb])){_PLAIN})+")
+_ENCODED = lazy_pattern(rf"(?:(?!%(?:26{_NEXT}%3[Dd]|20|0[AaDd]|3[Bb])){_PLAIN})+")
 """The same for a URL-encoded value."""
 _LONGEST_QUOTED = 4096
 
-TRIVIAL = deferred(
+TRIVIAL = lazy_pattern(
     r"(?i:\*+|[|>][+-]?|x{3,}|\.{3,}|-+|true|false|yes|no|on|off|none|null|nil|undefined|required|optional|string|str|bytes"
     r"|int|bool|any|text|self|redacted|hidden|masked|include|omit|same-origin|bearer|basic|digest|oauth2?|api_?key"
     r"|<[^<>]*>|\[[a-z ]*\]|\(.*\)|\{\{.*\}\}|%[a-z_0-9]+%)|env:[A-Z0-9_]+"
@@ -44,39 +44,39 @@ TRIVIAL = deferred(
 )
 """Looks like a value but is no secret: masks, variables, type names, words such as ``required``."""
 
-_CODE = deferred(
+_CODE = lazy_pattern(
     r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*[(\[]|[a-z_]+(?:\.[A-Za-z_]+)+$|await$|new$|lambda$"
 )
-_PLAIN_WORD = deferred(r"[A-Za-z][a-z]*[.!?)]*")
-_PROSE = deferred(r"[ \t]+[A-Za-z(]")
+_PLAIN_WORD = lazy_pattern(r"[A-Za-z][a-z]*[.!?)]*")
+_PROSE = lazy_pattern(r"[ \t]+[A-Za-z(]")
 _SHAPES = {
-    "pin": deferred(r"[0-9]{3,12}"),
-    "cvv": deferred(r"[0-9]{3,4}"),
-    "ssn": deferred(r"[0-9]{3}[- ]?[0-9]{2}[- ]?[0-9]{4}|[0-9]{6}[- ]?[0-9]{4,5}"),
-    "otp": deferred(r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{4,12}"),
-    "phone": deferred(r"\+?[0-9][0-9 ().-]{3,22}[0-9]"),
-    "card": deferred(r"[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}"),
+    "pin": lazy_pattern(r"[0-9]{3,12}"),
+    "cvv": lazy_pattern(r"[0-9]{3,4}"),
+    "ssn": lazy_pattern(r"[0-9]{3}[- ]?[0-9]{2}[- ]?[0-9]{4}|[0-9]{6}[- ]?[0-9]{4,5}"),
+    "otp": lazy_pattern(r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{4,12}"),
+    "phone": lazy_pattern(r"\+?[0-9][0-9 ().-]{3,22}[0-9]"),
+    "card": lazy_pattern(r"[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}"),
 }
 """The format of a value whose field name calls it a code or a number."""
 _LETTER = r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0370-\u03ff\u0400-\u052f"
 """Latin, Greek and Cyrillic: scripts that put spaces around an address. Others may be adjacent to one."""
-_EMAIL = deferred(
+_EMAIL = lazy_pattern(
     rf"(?<![{_LETTER}0-9._%+@-])(?<!//)(?!git@)[{_LETTER}0-9][{_LETTER}0-9._%+'-]{{0,63}}(?<!')"
     rf"@(?:[{_LETTER}0-9-]{{1,63}}\.){{1,8}}[{_LETTER}]{{2,24}}(?![{_LETTER}0-9-])"
 )
-_PHONE = deferred(
+_PHONE = lazy_pattern(
     r"(?<![A-Za-z0-9+.=/-])(?:"
     r"\+[0-9](?:[ ().-]{0,2}[0-9]){6,14}"
     r"|(?:\([0-9]{3}\) ?|[0-9]{3}[-. ])[0-9]{3}[-. ][0-9]{4}"
     r")(?![A-Za-z0-9-]|\.[0-9])"
 )
-_CARD = deferred(
+_CARD = lazy_pattern(
     r"(?<![A-Za-z0-9.+_/-])"
     r"(?:[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{2,4}|3[0-9]{3}([ -])[0-9]{6}\2[0-9]{4,5})"
     r"(?![A-Za-z0-9_/-]|\.[0-9])"
 )
-_CARD_START = deferred(r"4|5[1-5]|2[2-7]|3[0-9]|6(?:011|4|5|2)")
-_IBAN = deferred(r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?(?![A-Za-z0-9])")
+_CARD_START = lazy_pattern(r"4|5[1-5]|2[2-7]|3[0-9]|6(?:011|4|5|2)")
+_IBAN = lazy_pattern(r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?(?![A-Za-z0-9])")
 
 _TOKEN_KINDS = frozenset(LISTS["tokens"])
 Classify = Callable[[str], Field | None]

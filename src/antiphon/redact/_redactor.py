@@ -28,24 +28,24 @@ from antiphon.redact._standins import (
     is_credential,
     mask_of,
 )
-from antiphon.redact._tokens import MIN_RUN, TOKENS, deferred
+from antiphon.redact._tokens import MIN_RUN, TOKENS, lazy_pattern
 
-_SCHEME = deferred(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC-SHA256)[ \t]+")
+_SCHEME = lazy_pattern(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC-SHA256)[ \t]+")
 _SCHEMA_WORDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "properties"})
 _MEDIA_WORDS = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format"})
 _SAYS_MORE = frozenset({"value", "type"})
 """Names that say what a value is only together with another name or with their value."""
 _PAIR_NAMES = ("name", "key", "header", "Name", "Key")
-_PAIR_NAME = deferred(
+_PAIR_NAME = lazy_pattern(
     r"(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{1,30}|(?:[a-z]+-)?api-?key|private-token)|[A-Z][A-Z0-9_]{2,40}"
 )
-_OPTION = deferred(r"--?[A-Za-z]")
-_NOT_WRITTEN = deferred(r"[\"'`\\\r\n]")
-_FIELD_NAME = deferred(r"[A-Za-z][A-Za-z_.-]{1,39}")
+_OPTION = lazy_pattern(r"--?[A-Za-z]")
+_NOT_WRITTEN = lazy_pattern(r"[\"'`\\\r\n]")
+_FIELD_NAME = lazy_pattern(r"[A-Za-z][A-Za-z_.-]{1,39}")
 _COMMA = '","'
 _BESIDE = WORDS | NUMBERS | USER
 """Causes of the rules that recognise a value by its context."""
-_PLAIN_WORD = deferred(r"[A-Za-z]{0,14}|.*\s.*")
+_PLAIN_WORD = lazy_pattern(r"[A-Za-z]{0,14}|.*\s.*")
 _READ = frozenset({dict, list, tuple, int})
 """Types of values, besides text, in which something may be found."""
 _SHORTEST = 6

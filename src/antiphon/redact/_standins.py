@@ -253,7 +253,7 @@ class Pseudonyms:
     def _made(self, kind: str, value: str) -> str:
         core = self._cores.get(_core(value))
         if core is not None and len(core) == sum(map(str.isalnum, value)):
-            return _laid(value, core)
+            return _apply_shape(value, core)
         fits = self._fits if self._fits(kind, value) else _any
         prefix = self._kept_prefix(kind, value, fits)
         last = value
@@ -329,8 +329,8 @@ def _other(char: str, noise: int, hexadecimal: bool) -> str:
         upper = _other(lower, noise, hexadecimal).upper()
         return upper if len(upper) == 1 and _size(upper) == _size(char) else char
     base = ord(char) & ~0x1F
-    kin = [chr(code) for code in range(base, base + 32) if _alike(chr(code), char)]
-    return kin[noise % len(kin)] if kin else char
+    candidates = [chr(code) for code in range(base, base + 32) if _alike(chr(code), char)]
+    return candidates[noise % len(candidates)] if candidates else char
 
 
 def _alike(char: str, other: str) -> bool:
@@ -374,7 +374,7 @@ def _lower(char: str) -> str:
     return lower if len(lower) == 1 else char
 
 
-def _laid(value: str, core: str) -> str:
+def _apply_shape(value: str, core: str) -> str:
     """*core* with the case and separators of *value*."""
     chars = iter(core)
     new = []

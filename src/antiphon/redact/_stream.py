@@ -20,15 +20,15 @@ import orjson
 from antiphon.canonical import writable_json
 from antiphon.redact._redactor import Redactor, written
 from antiphon.redact._splice import Masked, Piece
-from antiphon.redact._tokens import deferred
+from antiphon.redact._tokens import lazy_pattern
 
 _TRY_AFTER = 1024
 _LOOK_AHEAD = 256
 _GIVE_UP = 65_536
 _ARMOUR = "-----BEGIN"
-_ARMOUR_END = deferred(r"-----END [A-Z0-9 ]+-----")
-_QUIET_BLANK = deferred(r"[a-z,.;] (?=[A-Za-z][a-z])")
-_NOT_QUIET = deferred(r"(?i)(?:bearer|basic|key|token|secret|code|--[a-z-]+)[,.;]? $")
+_ARMOUR_END = lazy_pattern(r"-----END [A-Z0-9 ]+-----")
+_QUIET_BLANK = lazy_pattern(r"[a-z,.;] (?=[A-Za-z][a-z])")
+_NOT_QUIET = lazy_pattern(r"(?i)(?:bearer|basic|key|token|secret|code|--[a-z-]+)[,.;]? $")
 _CONTINUED = frozenset(
     "content text arguments partial_json delta output_text thinking refusal reasoning reasoning_content transcript"
     " input input_text".split()

@@ -29,62 +29,64 @@ _LONGEST_NAME_PART = 12
 _compiled = functools.cache(re.compile)
 
 
-def deferred(source: str) -> Callable[[], re.Pattern[str]]:
+def lazy_pattern(source: str) -> Callable[[], re.Pattern[str]]:
     """``pattern()`` is the compiled *source*, compiled on first use: most processes never see a secret."""
     return functools.cache(functools.partial(re.compile, source))
 
 
-TOKENS = deferred(
+TOKENS = lazy_pattern(
     "(?<![A-Za-z0-9])(?:" + "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in LISTS["tokens"].items()) + ")"
 )
 """All providers in one pattern; ``match.lastgroup`` is the kind."""
-TOKEN_TEXT = deferred(rf"[A-Za-z0-9+/=_.~:%-]{{{MIN_RUN},}}")
+TOKEN_TEXT = lazy_pattern(rf"[A-Za-z0-9+/=_.~:%-]{{{MIN_RUN},}}")
 """Where one of them may be: they consist of these characters and are at least this long. Most text is skipped."""
-_START = deferred(LISTS["starts"]["any"])
-_LATER_START = deferred(f"[^A-Za-z0-9](?:{LISTS['starts']['any']})")
+_START = lazy_pattern(LISTS["starts"]["any"])
+_LATER_START = lazy_pattern(f"[^A-Za-z0-9](?:{LISTS['starts']['any']})")
 _BEFORE_ONE = tuple(LISTS["starts"]["before"].split())
-PRIVATE_KEY = deferred(
+PRIVATE_KEY = lazy_pattern(
     r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
     r"(?:(?!-----BEGIN)[\s\S])*?(?:-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----|\Z)"
 )
 """A private key in PEM armour; one that was cut off extends to the end of the text."""
 
-URL_PASSWORD = deferred(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/?#:@\"'<>\[\]]{0,256}:(?P<secret>[^\s/?#\"'<>]{1,256})@")
+URL_PASSWORD = lazy_pattern(
+    r"[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/?#:@\"'<>\[\]]{0,256}:(?P<secret>[^\s/?#\"'<>]{1,256})@"
+)
 """``scheme://user:password@host``, including database URLs."""
 
-URL_TOKEN = deferred(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://(?P<secret>[A-Za-z0-9_.~%-]{16,256})@")
+URL_TOKEN = lazy_pattern(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://(?P<secret>[A-Za-z0-9_.~%-]{16,256})@")
 """``https://token@host``."""
 
-HEADER = deferred(
+HEADER = lazy_pattern(
     r"(?i)\b(?:proxy-)?authori[sz]ation\\*[\"'`]?[ \t]*[:=,][ \t]*\\*[\"'`]?[ \t]*"
     r"(?:(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)[ \t]+)?(?P<secret>[^\s\"'`\\,;]{3,})"
 )
 """An Authorization header in text; the scheme is kept."""
 
-COOKIE = deferred(r"(?i)\b(?:set-)?cookies?:[ \t]*(?P<secret>[A-Za-z0-9_.$-]+=[^\r\n\"'`\\]+)")
+COOKIE = lazy_pattern(r"(?i)\b(?:set-)?cookies?:[ \t]*(?P<secret>[A-Za-z0-9_.$-]+=[^\r\n\"'`\\]+)")
 
-SESSION_COOKIE = deferred(
+SESSION_COOKIE = lazy_pattern(
     r"(?i)(?<![A-Za-z0-9])(?:j?sess(?:ion)?_?id|phpsessid|asp\.net_sessionid)[ \t]*=[ \t]*(?P<secret>[^\s;,&\"'`]{8,})"
 )
 
-BEARER = deferred(r"\b[Bb]earer (?P<secret>[A-Za-z0-9_+/=-]{20,}[A-Za-z0-9._~+/=-]*)")
-BASIC = deferred(r"\b[Bb]asic (?P<secret>[A-Za-z0-9+/]{20,}={0,2})(?![A-Za-z0-9+/=])")
+BEARER = lazy_pattern(r"\b[Bb]earer (?P<secret>[A-Za-z0-9_+/=-]{20,}[A-Za-z0-9._~+/=-]*)")
+BASIC = lazy_pattern(r"\b[Bb]asic (?P<secret>[A-Za-z0-9+/]{20,}={0,2})(?![A-Za-z0-9+/=])")
 
 COMMA = r"\\*[\"']\s*,\s*"
 """Between two arguments in a serialised list (JSON, the ``repr`` of a command); a quote follows."""
 _ARGUMENT = r"(?:(?!\\*[\"'])\S)"
 """A character of an argument without blanks and quotes; a backslash before a quote does not count."""
 
-CURL_USER = deferred(
+CURL_USER = lazy_pattern(
     rf"(?:[\s\"']-u|--user|--proxy-user)(?:[ =]?|{COMMA}\\*)[\"']?[^\s\"':]{{1,128}}:(?P<secret>{_ARGUMENT}{{1,256}})"
 )
 
-NETRC = deferred(r"\blogin\s+[^\s\"']{1,128}\s+password\s+(?P<secret>[^\s\"'\\]{3,256})")
+NETRC = lazy_pattern(r"\blogin\s+[^\s\"']{1,128}\s+password\s+(?P<secret>[^\s\"'\\]{3,256})")
 """``login NAME password …``, as in a ``.netrc`` file."""
 
-RUN = deferred(rf"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{{{_SHORTEST},{LONGEST}}}(?![A-Za-z0-9+/=_-])")
+RUN = lazy_pattern(rf"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{{{_SHORTEST},{LONGEST}}}(?![A-Za-z0-9+/=_-])")
 """A maximal run of token characters that is worth examining."""
-_ID = deferred(
+_ID = lazy_pattern(
     r"[0-9a-fA-F-]+"  # UUIDs, digests, commits, trace contexts
     r"|0x[0-9a-fA-F]+"
     r"|[0-9T:Z+.-]+"  # numbers and times
@@ -93,9 +95,9 @@ _ID = deferred(
     r"|sha(?:1|256|384|512)[-_:=][A-Za-z0-9+/=_-]+"  # integrity hashes
     r"|[A-Za-z_]+=[A-Za-z_]+"
 )
-_PARTS = deferred(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
-_SEPARATORS = deferred(r"[-_/=+]+")
-_WORD = deferred(r"[A-Za-z]?[a-z]{2,}|v[0-9]+|[A-Z][a-z]+[A-Za-z]*|[A-Z]{3,}")
+_PARTS = lazy_pattern(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_SEPARATORS = lazy_pattern(r"[-_/=+]+")
+_WORD = lazy_pattern(r"[A-Za-z]?[a-z]{2,}|v[0-9]+|[A-Z][a-z]+[A-Za-z]*|[A-Z]{3,}")
 
 
 def may_hold_token(run: str, *, beside: bool) -> bool:
@@ -226,8 +228,8 @@ QUICK = (
 QUICK_ELSEWHERE = tuple(word.encode() for word in _WORDS.split("|") if not word.isascii())
 PGPASS = re.compile(rb":[0-9*]{1,5}:[^\s:]+:[^\s:]+:")
 _NAMED_COLUMN = re.compile(rf"(?i)\A[\s\"'`]*{_NAMES}[\s\"'`]*\Z")
-_INSERT = deferred(r"(?is)\binsert\s+into\s+[^\s(]+\s*\((?P<names>[^()]{1,500})\)\s*values\s*(?P<rows>\(.{1,4000})")
-_SQL_VALUE = deferred(r"'(?:[^']|'')*'|[^,()']+")
+_INSERT = lazy_pattern(r"(?is)\binsert\s+into\s+[^\s(]+\s*\((?P<names>[^()]{1,500})\)\s*values\s*(?P<rows>\(.{1,4000})")
+_SQL_VALUE = lazy_pattern(r"'(?:[^']|'')*'|[^,()']+")
 
 
 def find(text: str, *, secrets: bool, personal: bool) -> Iterator[tuple[int, int, str]]:
