@@ -170,7 +170,7 @@ async def _resolve_all(
     admin: Any, arguments: argparse.Namespace, chosen: dict[str, str], keys: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Settle every unknown outcome that fits, or those named, alike."""
-    from antiphon.ops.admin import Verdict
+    from antiphon.ops.admin import Resolution
 
     told = _verdict(arguments)
     if arguments.happened and not told["has_value"]:
@@ -182,7 +182,7 @@ async def _resolve_all(
         found = [(claim["key"], claim["version"]) for claim in unknown]
     if found and not (arguments.yes or arguments.dry_run):
         ask(f"{plural(len(found), 'unknown outcome')} will be settled as {verdict}. Continue?")
-    verdicts = [Verdict(key, verdict, told["value"], version) for key, version in found]
+    verdicts = [Resolution(key, verdict, told["value"], version) for key, version in found]
     options = {"in_flight": arguments.in_flight, "dry_run": arguments.dry_run}
     made = await admin.resolve_all(verdicts, reason=arguments.reason, **options)
     return {**made, "as": verdict}
@@ -190,7 +190,7 @@ async def _resolve_all(
 
 async def _reconcile_all(admin: Any, arguments: argparse.Namespace, chosen: dict[str, str]) -> dict[str, Any]:
     """Settle every unknown outcome that fits as its tool's ``reconcile`` says; what it cannot tell stays unknown."""
-    from antiphon.ops.admin import Verdict
+    from antiphon.ops.admin import Resolution
     from antiphon.ops.entry import load_module
     from antiphon.ops.gateways import declared
 
@@ -204,7 +204,7 @@ async def _reconcile_all(admin: Any, arguments: argparse.Namespace, chosen: dict
     if certain and not (arguments.yes or arguments.dry_run):
         print("\n".join(_said({"claims": said})), file=sys.stderr)
         ask(f"{len(certain)} of {len(said)} unknown outcomes will be settled like this. Continue?")
-    verdicts = [Verdict(*(claim[name] for name in Verdict._fields)) for claim in certain]
+    verdicts = [Resolution(*(claim[name] for name in Resolution._fields)) for claim in certain]
     made = await admin.resolve_all(verdicts, reason=arguments.reason or "reconcile", dry_run=arguments.dry_run)
     return {**made, "unknown": len(said) - made["resolved"], "claims": said}
 
@@ -444,10 +444,10 @@ def gc(arguments: argparse.Namespace) -> int:
     example:
       antiphon gc --older-than 30 --dry-run
     """
-    from antiphon.ops.runs import collect
+    from antiphon.ops.runs import delete_old_runs
 
     with application(arguments) as app:
-        result = collect(
+        result = delete_old_runs(
             app,
             older_than_days=arguments.older_than,
             keep=arguments.keep,

@@ -72,7 +72,7 @@ def replay_key(arguments: argparse.Namespace) -> int:
       antiphon replay-key | gh secret set ANTIPHON_REPLAY_KEY
     """
     from antiphon.config.wiring import sealer_of
-    from antiphon.ops.admin import note
+    from antiphon.ops.admin import audit_before
 
     with application(arguments) as app:
         sealer = sealer_of(app.config, app.store)()
@@ -81,7 +81,7 @@ def replay_key(arguments: argparse.Namespace) -> int:
                 "This store has no seal key, so its recordings hold no originals.",
                 hint="Name a key file: [store] seal_key_file.",
             )
-        note(app, "replay-key", {})
+        audit_before(app, "replay-key", {})
     key = sealer.replay_key.hex()
     ui.output(arguments, {"replayKey": key}, key)
     return 0

@@ -153,7 +153,7 @@ def replay(arguments: argparse.Namespace) -> int:
         return int(found["code"])
     data = found["report"]
     with application(arguments, temporary=temporary) as app:
-        ops.conclude(app, data, found["given"], found["late"], found["missing"])
+        ops.finish_in_parent(app, data, found["given"], found["late"], found["missing"])
     report = Report(data)
     lines = [report.text().rstrip("\n"), *map(ui.dim, _more(data))]
     if arguments.html:
@@ -324,7 +324,7 @@ def test(arguments: argparse.Namespace) -> int:
     with _own_folder() as folder, ui.aside(arguments.json and not own):
         with application(arguments, temporary=True) as app:
             places, tenant = _local(app, arguments.places, folder), app.tenant
-        paths = golden.collect(places)
+        paths = golden.find_artifacts(places)
         checked = golden.check_all(
             paths, options, jobs=arguments.jobs, code_of=exit_code, apart=own, quiet=arguments.json
         )

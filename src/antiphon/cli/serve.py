@@ -218,21 +218,21 @@ def apikeys(arguments: argparse.Namespace) -> int:
     example:
       antiphon apikeys create --role run --tenant acme --name ci
     """
-    from antiphon.ops.admin import noted
+    from antiphon.ops.admin import audit_after
 
     with application(arguments) as app:
         ring = _key_ring(app.journal, app.tenant)
         if arguments.act == "create":
             tenant = arguments.tenant or app.tenant
             token, key = drive(ring.create(role=arguments.role, tenant=tenant, name=arguments.name))
-            answer = noted(app, "apikey-create", key.to_wire(), {"token": token, **key.to_wire()})
+            answer = audit_after(app, "apikey-create", key.to_wire(), {"token": token, **key.to_wire()})
             note = f"key {key.id}: role {key.role}, tenant {key.tenant}. It is not shown again."
             ui.output(arguments, answer, [token, note])
         elif arguments.act == "revoke":
             if not arguments.id:
                 raise InvalidInput("Name the key to revoke.", hint="List them: antiphon apikeys list")
             revoked = drive(ring.revoke(arguments.id))
-            answer = noted(app, "apikey-revoke", revoked.to_wire(), revoked.to_wire())
+            answer = audit_after(app, "apikey-revoke", revoked.to_wire(), revoked.to_wire())
             ui.output(arguments, answer, f"key {revoked.id} is revoked")
         else:
             keys = drive(ring.keys())

@@ -230,13 +230,13 @@ def show(arguments: argparse.Namespace) -> int:
 
 def _revealed(app: Any, run: str, arguments: argparse.Namespace) -> None:
     """Note who looked at originals; without one event to look at there is nothing to reveal."""
-    from antiphon.ops.admin import note
+    from antiphon.ops.admin import audit_before
 
     chosen = [arguments.event, arguments.context, *(arguments.diff or ())]
     events = [seq for seq in chosen if seq is not None]
     if not events:
         raise InvalidInput("--reveal needs --event, --context or --diff.", hint="antiphon show RUN --event 3 --reveal")
-    note(app, "reveal", {"run": run, "events": events})
+    audit_before(app, "reveal", {"run": run, "events": events})
 
 
 def _context(context: dict[str, Any], as_json: bool) -> None:

@@ -30,7 +30,7 @@ class Place(NamedTuple):
     folder: Path
     project: Path | None
     """``None``: ``ANTIPHON_HOME`` sets it."""
-    earlier: bool = False
+    is_legacy: bool = False
     """It is in a subfolder of the project, where release 0.1.0 put it."""
 
 
@@ -43,7 +43,7 @@ def state_place() -> Place:
     project = _project(start)
     if project is None:
         if (start / FOLDER / DATABASE).is_file():
-            return Place(start / FOLDER, start, earlier=True)
+            return Place(start / FOLDER, start, is_legacy=True)
         raise ConfigError(
             f"No project to keep state in: {start} is the home folder or the root of the file system.",
             hint="Name a folder with ANTIPHON_HOME, start from a project's folder, or give a store: [store] url.",
@@ -52,7 +52,7 @@ def state_place() -> Place:
     own = project / FOLDER
     for folder in _earlier_folders(start, project):
         if (folder / FOLDER / DATABASE).is_file():
-            return Place(folder / FOLDER, project, earlier=True)
+            return Place(folder / FOLDER, project, is_legacy=True)
     return Place(own, project)
 
 

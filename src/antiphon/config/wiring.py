@@ -85,7 +85,7 @@ def home() -> Path:
 
 def ensure_home(place: Place | None = None) -> Path:
     """The state folder, created with a ``.gitignore`` so that its content is not committed by accident."""
-    folder, project, earlier = place or state_place()
+    folder, project, is_legacy = place or state_place()
     ignore = folder / ".gitignore"
     new = not folder.exists()
     if (folder / ".git").exists():
@@ -106,9 +106,9 @@ def ensure_home(place: Place | None = None) -> Path:
             hint="Name another one with ANTIPHON_HOME, or a store elsewhere: [store] url.",
             path="ANTIPHON_HOME",
         ) from None
-    if (new or earlier) and folder not in _told:
+    if (new or is_legacy) and folder not in _told:
         _told.add(folder)
-        if earlier:
+        if is_legacy:
             log.warning(
                 "claims and runs are in %s, where an earlier release put them. "
                 "For one store per project, move the folder to %s.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from time import monotonic
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -19,11 +19,10 @@ from antiphon.ops.gateways import declared
 from antiphon.ops.health import health
 from antiphon.ops.lines import line
 from antiphon.ops.runs import is_audit, load_recording, one_event, real_status, summary
-from antiphon.ops.traffic import counted, totals
+from antiphon.ops.traffic import count_by_claim, totals
 from antiphon.ops.what_if import Wanted, what_if
 from antiphon.ports import Cursor
 from antiphon.redact._pointers import viewed
-from antiphon.scoring import ReplayReport
 from antiphon.scoring.html import report_view
 
 SEARCHED = 2_000
@@ -203,7 +202,7 @@ async def comparison(host: Host, principal: Principal, run_id: str, other: str, 
         left, right = (load_recording(app, manifest) for manifest in manifests)
         data = compare(app, left, right, every=every)
         kept = ("sourceRun", "replayRun", "equal", "verdict", "verdictReasons", "ars", "hiddenIds")
-        return {**{name: data[name] for name in kept if name in data}, "view": report_view(cast(ReplayReport, data))}
+        return {**{name: data[name] for name in kept if name in data}, "view": report_view(data)}
 
     return await host.in_thread(principal.tenant, work)
 
@@ -283,7 +282,7 @@ async def effects(
     }
     if count:
         looked = await host.traffic.newest(principal.tenant)
-        numbers = counted(looked.calls, (claim["key"] for claim in found))
+        numbers = count_by_claim(looked.calls, (claim["key"] for claim in found))
         answer["effects"] = [{**row, **numbers[row["key"][:16]]} for row in rows]
         answer["looked"] = looked.to_wire()
     return answer

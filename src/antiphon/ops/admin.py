@@ -71,7 +71,7 @@ def tenants_of(app: Resources) -> list[str]:
     return [app.tenant, *sorted(tenant for tenant in app.journal.tenants() if tenant not in (app.tenant, TRIAL))]
 
 
-class Verdict(NamedTuple):
+class Resolution(NamedTuple):
     """The verdict on one unknown outcome. With a version, only that version of the claim is settled."""
 
     key: str
@@ -197,7 +197,7 @@ class Admin:
         found = [record async for record in self._all(state="failed", **which) if is_unknown(record)]
         running = [record async for record in self._all(state="inflight", **which)]
         now = await self._now_ms(running)
-        found += [record for record in running if self._lost(record, now)]
+        found += [record for record in running if self._abandoned(record, now)]
         found += [record for record in await self._earlier_unknown() if _fits(record, **which)]
         return sorted(found, key=Cursor.of_record, reverse=True)
 
@@ -225,11 +225,11 @@ class Admin:
         found = await self._journal.read(record.key)
         return self._clock.now_ms() if found is None else found.now_ms
 
-    def _opened(self, record: DedupeRecord, *, masks: bool = True) -> DedupeRecord:
+    def _unsealed_view(self, record: DedupeRecord, *, masks: bool = True) -> DedupeRecord:
         """The record with its arguments and key unsealed, or masked as an operator may see them."""
         key = self._unsealed(record, record.idempotency_key)
         given = record.idempotency_key if key is None else key.decode()
-        record = msgspec.structs.replace(record, idempotency_key=self._shown(given) if masks else given)
+        record = msgspec.structs.replace(record, idempotency_key=self._sanitized(given) if masks else given)
         if record.arguments is UNSET:
             return record
         _, sealed = split_note(record.arguments)
@@ -247,7 +247,7 @@ class Admin:
                 return bytes(sealer.unseal(sealed, context=record.key.encode()))
         return None
 
-    def _lost(self, record: DedupeRecord, now_ms: int) -> bool:
+    def _abandoned(self, record: DedupeRecord, now_ms: int) -> bool:
         """A write whose worker stopped renewing its lease: the next equal call would find its outcome unknown."""
         return record.arguments is not UNSET and not is_asking(record) and not _is_held(record, now_ms)
 
@@ -264,8 +264,8 @@ class Admin:
         fingerprint = prints.of(record.key) if prints.last else record.key[:_FINGERPRINT]
         kept = approval_of(record)
         return {
-            **describe(self._opened(record), fingerprint),
-            "lost": self._lost(record, now_ms),
+            **describe(self._unsealed_view(record), fingerprint),
+            "lost": self._abandoned(record, now_ms),
             "approval": None if kept is None else kept.state(now_ms),
         }
 
@@ -304,7 +304,7 @@ class Admin:
     async def _override(
         self, act: str, key: str, state: str, until: int, reason: str, dry_run: bool = False
     ) -> dict[str, Any]:
-        reason = self._shown(reason)
+        reason = self._sanitized(reason)
         rows = await self._journal.load_breakers(self.tenant)
         await self._must_know(act, key, {row.name for row in rows})
         now = self._clock.now_ms()
@@ -318,7 +318,7 @@ class Admin:
         await self._journal.save_breaker(self.tenant, row)
         return await self._done(act, {"key": key, "reason": reason}, self._breaker(row))
 
-    def _shown(self, reason: str) -> str:
+    def _sanitized(self, reason: str) -> str:
         """A reason as every process, log and page may show it: on one line, without secrets."""
         clean = str(self._redactor.redact(reason))
         return "".join(one if one.isprintable() else " " for one in clean)[:_LONGEST_REASON]
@@ -442,7 +442,7 @@ class Admin:
         return await self._done("resolve", about, {"key": record.key, "resolved": verdict})
 
     async def resolve_all(
-        self, verdicts: Sequence[Verdict], *, reason: str = "", in_flight: bool = False, dry_run: bool = False
+        self, verdicts: Sequence[Resolution], *, reason: str = "", in_flight: bool = False, dry_run: bool = False
     ) -> Bulk:
         """Settle several claims, each as :meth:`resolve` does; one that is refused does not stop the others."""
         resolved, refused = 0, []
@@ -475,7 +475,7 @@ class Admin:
         for record in await self._unsettled(tool=tool, session=session, prefix=prefix):
             if keys and record.key not in keys:
                 continue
-            verdict, value, why = await _ask(specs.get(record.tool), self._opened(record, masks=False))
+            verdict, value, why = await _ask(specs.get(record.tool), self._unsealed_view(record, masks=False))
             shown = self._described(record, record.updated_at_ms)
             kept = ("key", "fingerprint", "tool", "arguments", "version")
             said.append({**{name: shown[name] for name in kept}, "verdict": verdict, "value": value, "why": why})
@@ -522,7 +522,7 @@ class Admin:
         if version is not None:
             named = next((one for one in earlier if one.version == version), None)
             return (record, is_current) if named is None else (named, False)
-        in_doubt = is_current and (is_unknown(record) or self._lost(record, await self._now_ms([record])))
+        in_doubt = is_current and (is_unknown(record) or self._abandoned(record, await self._now_ms([record])))
         unknown = [*([record] if in_doubt else ()), *earlier]
         if len(unknown) > 1:
             calls = [f"{one.version} (call {one.request.tool_call_id or 'without id'})" for one in unknown]
@@ -577,7 +577,7 @@ class Admin:
         """Who did it and for whom stays readable, even if these are mail addresses; the rest is masked."""
         given = {name: value for name, value in detail.items() if value not in ("", None)}
         if "reason" in given:
-            given["reason"] = self._shown(given["reason"])
+            given["reason"] = self._sanitized(given["reason"])
         clean: dict[str, Any] = orjson.loads(self._redactor.redact_bytes(orjson.dumps(given))[0])
         people = {"by": self.actor, **({"to": given["to"]} if "to" in given else {})}
         return {"act": act, **clean, **people}
@@ -622,12 +622,12 @@ async def _ask(spec: ToolSpec | None, record: DedupeRecord) -> tuple[str | None,
     return None, None, "it cannot tell" if answer is None else f"reconcile returned {answer!r}"
 
 
-def note(app: Resources, act: str, detail: Mapping[str, Any]) -> None:
+def audit_before(app: Resources, act: str, detail: Mapping[str, Any]) -> None:
     """Audit something that is about to be done or shown and is not one of :class:`Admin`'s acts."""
     drive(Admin(app)._note(act, detail))
 
 
-def noted(app: Resources, act: str, detail: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+def audit_after(app: Resources, act: str, detail: Mapping[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     """Audit a change that is not one of :class:`Admin`'s acts; returns the *answer*."""
     return drive(Admin(app)._done(act, detail, answer))
 

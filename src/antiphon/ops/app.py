@@ -20,9 +20,9 @@ from antiphon.config.model import Config
 from antiphon.config.wiring import ConfigLike, resolve, take_up_payloads
 from antiphon.contract.events import GIVEN, UNSERIALISABLE, Event, RunManifest, is_masked
 from antiphon.errors import ConfigError, InvalidInput, NotFound
-from antiphon.ops.costs import Charges
+from antiphon.ops.costs import CostMeter
 from antiphon.ops.entry import AGENT_MARK, GRACE_S, call_entry, check_arguments, load_entry, name_of
-from antiphon.ops.inputs import Kept, arguments_again, arguments_of, by_name, is_arguments, written_input
+from antiphon.ops.inputs import ArgumentEncoding, arguments_again, arguments_of, by_name, is_arguments, written_input
 from antiphon.ops.resources import Resources
 
 if TYPE_CHECKING:  # reading runs needs no recorder
@@ -106,13 +106,13 @@ class Antiphon(Resources):
         if self.config.record.llm_cache if llm_cache is None else llm_cache:
             recorder.scope.llm_cache = self._llm_cache(recorder)
         if resume is not None:
-            self.go_on(recorder)
+            self.restore_progress(recorder)
         if self.config.prices and self.config.loop.max_cost is not None:
             from antiphon._gateway.turns import Guard
             from antiphon.config.wiring import settings_of
 
             guard = Guard(settings_of(self.config).loop, self.clock.monotonic())
-            Charges(recorder.scope, self.config.prices, recorder.scope.gateway_state.setdefault("loop", guard))
+            CostMeter(recorder.scope, self.config.prices, recorder.scope.gateway_state.setdefault("loop", guard))
         if function is not None:  # learn passwords that only their parameter name reveals before anything is written
             told = {name: value for name, value in by_name(function, input).items() if recorder.redactor.tells(name)}
             recorder.shown(told, "")
@@ -121,7 +121,7 @@ class Antiphon(Resources):
         run.given = None if kept is None else kept.to_wire()
         return run
 
-    def go_on(self, recorder: Recorder) -> None:
+    def restore_progress(self, recorder: Recorder) -> None:
         """Give the code of an interrupted run the values it had drawn and the answers of its models."""
         from antiphon._recording.resumed import Earlier
         from antiphon._scope import EARLIER
@@ -415,7 +415,7 @@ def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
     if key is not None:
         first = Originals(key).open(first)
     recorded = first.payload.get("input")
-    args, kwargs, lost = arguments_again(recorded, Kept.of(first.meta.get(GIVEN)))
+    args, kwargs, lost = arguments_again(recorded, ArgumentEncoding.of(first.meta.get(GIVEN)))
     if lost and not is_masked(first):
         raise InvalidInput(
             f"Run {manifest.id} cannot be resumed: {' and '.join(lost)} cannot be restored exactly. "

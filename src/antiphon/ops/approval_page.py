@@ -91,7 +91,7 @@ class ApprovalPage:
         if method in ("GET", "HEAD"):
             token = _field(parse_qs(scope.get("query_string", b"").decode("utf-8", "replace")), "token")
             link = Link.read(token, self._fingerprints)
-            return 200, _page(await self._do(self._desk(scope, link).behind(link)), link, token)
+            return 200, _page(await self._do(self._desk(scope, link).approval_of_link(link)), link, token)
         if method != "POST":
             return 405, _document("Not here", _paragraph("Open the link, or send its form."))
         async with asyncio.timeout(_SLOWEST_S):

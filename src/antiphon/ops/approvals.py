@@ -151,7 +151,7 @@ class Approvals(Admin):
         now = await self._now(record)
         self._check_open(code, asked, (REQUIRED,), now)
         if "approve" in may:
-            self._check_asker(to, asked)
+            self._check_requester(to, asked)
         lasts = asked.expires_at_ms if expires_in_s is None else now + int(expires_in_s * 1000)
         made = Link(
             self.tenant,
@@ -167,7 +167,7 @@ class Approvals(Admin):
         place = f"{base}{'&' if '?' in base else '?'}token={token}"
         return {"id": asked.id, "url": place, "to": to, "may": list(made.may), "expiresAtMs": made.expires_at_ms}
 
-    async def behind(self, link: Link) -> dict[str, Any]:
+    async def approval_of_link(self, link: Link) -> dict[str, Any]:
         """The approval that a link is for; changes nothing."""
         record, kept = await self._of_link(link)
         now = await self._now(record)
@@ -191,7 +191,7 @@ class Approvals(Admin):
             raise NotFound("The arguments of this call have changed since the link was made.", code="link_invalid")
         return record, kept
 
-    def _check_asker(self, person: str, asked: Approval) -> None:
+    def _check_requester(self, person: str, asked: Approval) -> None:
         if person.strip().casefold() == asked.asker.strip().casefold() and not self._allow_self:
             raise SelfApproval(
                 f"{person} made this call and cannot approve it. Nothing was changed.",
@@ -231,8 +231,8 @@ class Approvals(Admin):
         now = await self._now(record)
         self._check_open(code, asked, open_codes, now)
         if verdict == "approve":
-            self._check_asker(self.actor, asked)
-        clean = self._shown(reason)
+            self._check_requester(self.actor, asked)
+        clean = self._sanitized(reason)
         if dry_run:
             will = {"state": STATES[VERDICTS[verdict]], "before": STATES[code], "dryRun": True}
             return {**self._shown_approval(record, kept, now), **will}

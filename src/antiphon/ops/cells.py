@@ -242,6 +242,6 @@ def _loaded(target: str, folder: Path) -> Callable[..., Any]:
     return load_entry(target)
 
 
-def is_here(target: str | None) -> bool:
+def is_in_process(target: str | None) -> bool:
     """Whether only this process knows the function."""
     return target is not None and target.startswith(_HERE)

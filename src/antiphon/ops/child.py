@@ -30,7 +30,7 @@ INTERRUPTED_S = 5.0
 Send = Callable[[dict[str, Any]], None]
 
 
-class Left(SystemExit):
+class SilentExit(SystemExit):
     """Ends a child silently; nobody reports it."""
 
 
@@ -189,7 +189,7 @@ def _be_child(work: Callable[[Send], None], pipe: int, quiet: bool) -> NoReturn:
         os.dup2(output, 1)
         raise
     except KeyboardInterrupt:  # reported by the parent
-        raise Left(128 + signal.SIGINT) from None
+        raise SilentExit(128 + signal.SIGINT) from None
     hold_process()
     send({"done": True})
-    raise Left(0)
+    raise SilentExit(0)

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from antiphon._scope import RunScope, Site
 
 CHARGES = "charges"
-"""Where the scope of a run keeps its :class:`Charges`."""
+"""Where the scope of a run keeps its :class:`CostMeter`."""
 
 
-class Charges:
+class CostMeter:
     """Charges a run for the tokens of its model calls; once the cap is reached, tools are refused."""
 
     def __init__(self, scope: RunScope, prices: Mapping[str, PriceSection], guard: Guard) -> None:
         self._prices, self._guard, self._write = prices, guard, scope.encode
-        self.asked: dict[str, dict[str, Any]] = {}
+        self.open_calls: dict[str, dict[str, Any]] = {}
         """Model calls in progress: the payloads of their starts."""
         self.usage: Callable[[str, dict[str, Any], dict[str, Any], dict[str, Any]], Any] = paid_usage
         """(call, payload of its start, payload and ``meta`` of its end) -> the tokens to pay for."""
@@ -32,9 +32,9 @@ class Charges:
     def _encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         if site is not None:
             if kind == "call.started" and payload.get("kind") == "llm":
-                self.asked[site.call] = payload
-            elif kind == "call.finished" and site.call in self.asked:
-                began = self.asked.pop(site.call)
+                self.open_calls[site.call] = payload
+            elif kind == "call.finished" and site.call in self.open_calls:
+                began = self.open_calls.pop(site.call)
                 self.charge(model_of(began), self.usage(site.call, began, payload, meta))
         return self._write(kind, site, payload, meta)
 
@@ -77,7 +77,7 @@ def cost_of(price: PriceSection | None, usage: Any) -> float:
     return 0.0 if price is None else (given * price.input + taken * price.output) / 1_000_000
 
 
-class Spent:
+class UsageTotals:
     """What the model calls of a run cost, including interrupted attempts; reused answers cost nothing."""
 
     def __init__(self, prices: Mapping[str, PriceSection]) -> None:
@@ -92,17 +92,17 @@ class Spent:
         """Models without a price."""
         self.without_usage: int = 0
         """Calls whose answer reported no usage: their cost is unknown."""
-        self.unheard: int = 0
+        self.unfinished: int = 0
         """Calls in progress when their attempt was interrupted: their cost is unknown as well."""
 
     def add(self, event: Event) -> None:
         """Count an event; events must come in the order of the run."""
         if event.type == "call.started" and event.payload.get("kind") == "llm":
             self._asked[event.call or ""] = model_of(event.payload)
-            self.unheard += 1
+            self.unfinished += 1
         elif event.type == "call.finished" and event.call in self._asked:
             model = self._asked.pop(event.call)
-            self.unheard -= 1
+            self.unfinished -= 1
             if event.meta.get("fromCache"):
                 return
             usage = event.meta.get("usage")
@@ -119,9 +119,9 @@ class Spent:
 
     def to_wire(self) -> dict[str, Any]:
         return {
-            "calls": self.calls + self.unheard,
+            "calls": self.calls + self.unfinished,
             "failed": self.failed,
-            "withoutUsage": self.without_usage + self.unheard,
+            "withoutUsage": self.without_usage + self.unfinished,
             "inputTokens": self.input_tokens,
             "outputTokens": self.output_tokens,
             "cost": self.cost,

@@ -24,10 +24,10 @@ from antiphon.canonical import canonical_json
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import Divergence, InvalidInput, ReplayMiss
 from antiphon.ops.app import Antiphon, using
-from antiphon.ops.costs import Spent
+from antiphon.ops.costs import UsageTotals
 from antiphon.ops.entry import GRACE_S, call_entry
 from antiphon.ops.gateways import declared
-from antiphon.ops.inputs import Kept, arguments_again
+from antiphon.ops.inputs import ArgumentEncoding, arguments_again
 from antiphon.ops.runs import load_recording, replay_manifest
 from antiphon.ops.sandbox import Sandbox, outside, sandboxed
 from antiphon.ops.side_effects import Known
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from antiphon.contract.events import RunManifest
     from antiphon.redact import Redactor
 
-QUIET_S = 10
+STALL_S = 10
 
 
 class StrictResult(msgspec.Struct, eq=False):
@@ -71,11 +71,11 @@ def execute_strictly(
     """Call *function* with the recorded input; models, tools, clock and randomness come from the recording."""
     recording.rewind()
     result, run = watched(app, recording, realtime=realtime, verify=verify, ask=ask)
-    args, kwargs, lost = arguments_again(recording.input(), Kept.of(recording.given()))
+    args, kwargs, lost = arguments_again(recording.input(), ArgumentEncoding.of(recording.given()))
     try:
         with run.attached(), using(app), sandboxed(sandbox, recording.manifest.id) as escapes:
             result.escapes = escapes
-            result.output = call_entry(run.scope, function, args, kwargs, stuck=_Patience(result))
+            result.output = call_entry(run.scope, function, args, kwargs, stuck=_StallDetector(result))
     except SystemExit as leaving:
         result.error = leaving if exit_code(leaving) else None
     except KeyboardInterrupt:
@@ -160,7 +160,7 @@ def _close(observer: Observer, origin: _lineage.Origin) -> None:
         tell(found.lane)
 
 
-class _Patience:
+class _StallDetector:
     """Gives up on code that would wait forever for a task that failed because a call had no answer."""
 
     def __init__(self, result: StrictResult) -> None:
@@ -176,10 +176,10 @@ class _Patience:
         seen = self._result.observer.recording.answered + len(invoker.missed)
         self._quiet = self._quiet + 1 if seen == self._seen else 0
         self._seen = seen
-        if self._quiet < QUIET_S:
+        if self._quiet < STALL_S:
             return None
         return ReplayMiss(
-            f"The code has made no calls since a call had no recorded answer {QUIET_S} s ago, and has not ended.",
+            f"The code has made no calls since a call had no recorded answer {STALL_S} s ago, and has not ended.",
             hint="It is probably waiting for a failed task.",
         )
 
@@ -308,7 +308,7 @@ class Explored(NamedTuple):
     invoker: ExploreInvoker
     escapes: list[str]
     """What the code tried to do outside Antiphon, and was refused."""
-    spent: Spent
+    spent: UsageTotals
 
 
 def known_tools(app: Antiphon, recording: Recording) -> list[Known]:
@@ -454,7 +454,7 @@ def execute_exploring(
     recorder.scope.present, recorder.scope.shown = present, shown
     run = Run(recorder, manifest)
     run.input, run.given = (wanted.given, None) if wanted.given is not None else (recording.input(), recording.given())
-    args, kwargs, _ = arguments_again(run.input, Kept.of(run.given))
+    args, kwargs, _ = arguments_again(run.input, ArgumentEncoding.of(run.given))
     escapes: list[str] = []
     try:
         with run, using(app), sandboxed(sandbox, recording.manifest.id) as escapes:
@@ -463,7 +463,7 @@ def execute_exploring(
         run.error = error
     invoker.close()
     fresh = app.journal.manifest(run.id)
-    spent = Spent(app.config.prices)
+    spent = UsageTotals(app.config.prices)
     replayed = load_recording(app, fresh if fresh is not None else run.manifest, seen=spent.add)
     return Explored(run, replayed, invoker, escapes, spent)
 
@@ -475,7 +475,7 @@ def _go_on(app: Antiphon, recorder: Recorder, invoker: ExploreInvoker, manifest:
         return
     if (begun.tenant, begun.source_run) != (app.tenant, manifest.source_run):
         raise InvalidInput(f"Run {manifest.id} is not a replay of run {manifest.source_run}.", path="into")
-    app.go_on(recorder)
+    app.restore_progress(recorder)
     invoker.earlier = recorder.scope.gateway_state[EARLIER]
 
 

@@ -48,7 +48,7 @@ class Executor(Protocol):
         """Drop work that has not started, and release the workers."""
 
 
-class Here:
+class InProcess:
     """In this process, one cell at a time: for tests, notebooks and functions without a name."""
 
     remote = False
@@ -125,7 +125,7 @@ def _failed(work: Work, code: str, message: str) -> Row:
     return {**kept, "status": "error", "code": code, "reasons": [message[:300]], "seconds": 0.0}
 
 
-class Local(_Pool):
+class LocalProcesses(_Pool):
     """Processes of this machine, each in its own pool: one that ends takes down only its own batch."""
 
     _lost = (BrokenProcessPool,)
@@ -270,7 +270,10 @@ class Dask(_Pool):
 
 def executor_of(place: str, app: Antiphon, workers: int | None = None) -> Executor:
     """``local``, ``here`` or ``dask://host:8786``."""
-    makers: dict[str, Callable[[], Executor]] = {"local": lambda: Local(workers), "here": lambda: Here(app)}
+    makers: dict[str, Callable[[], Executor]] = {
+        "local": lambda: LocalProcesses(workers),
+        "here": lambda: InProcess(app),
+    }
     if place in makers:
         return makers[place]()
     scheme, slashes, address = place.partition("://")

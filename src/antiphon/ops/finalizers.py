@@ -76,7 +76,7 @@ _WAITING = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _INCREMENTAL = sys.version_info >= (3, 14)
 
 
-class Births:
+class ObjectTracker:
     """Objects created between :meth:`begin` and :meth:`end`."""
 
     def __init__(self, alone: bool) -> None:

@@ -62,7 +62,7 @@ class Result(NamedTuple):
         }
 
 
-def collect(places: Iterable[Path]) -> list[Path]:
+def find_artifacts(places: Iterable[Path]) -> list[Path]:
     """Every artifact under the given files and folders, in a stable order."""
     found: dict[Path, None] = {}
     for place in places:

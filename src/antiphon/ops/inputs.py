@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from antiphon._gateway.tagged import exactly, tagged, untagged
 
 
-class Kept(NamedTuple):
+class ArgumentEncoding(NamedTuple):
     """How an input's arguments were recorded, by place: ``0`` is the first positional one, ``k0`` the first keyword."""
 
     tagged: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class Kept(NamedTuple):
     """What could not be recorded in a form that round-trips."""
 
     @classmethod
-    def of(cls, wire: Any) -> Kept | None:
+    def of(cls, wire: Any) -> ArgumentEncoding | None:
         return None if wire is None else cls(tuple(wire.get("tagged", ())), tuple(wire.get("lost", ())))
 
     def to_wire(self) -> dict[str, list[str]]:
@@ -50,7 +50,7 @@ def by_name(function: Callable[..., Any], given: Any) -> dict[str, Any]:
     return dict(zip(parameters, args, strict=False))
 
 
-def written_input(given: Any) -> tuple[Any, Kept | None]:
+def written_input(given: Any) -> tuple[Any, ArgumentEncoding | None]:
     """An input as it is recorded, and how; ``None`` if all of it is JSON."""
     if not is_arguments(given) or _is_json(given):
         return given, None
@@ -70,10 +70,10 @@ def written_input(given: Any) -> tuple[Any, Kept | None]:
         form["args"] = [written(str(place), value) for place, value in enumerate(args)]
     if "kwargs" in given:
         form["kwargs"] = {name: written(f"k{place}", value) for place, (name, value) in enumerate(kwargs.items())}
-    return form, Kept(tuple(exact), tuple(lost))
+    return form, ArgumentEncoding(tuple(exact), tuple(lost))
 
 
-def arguments_again(given: Any, kept: Kept | None) -> tuple[list[Any], dict[str, Any], list[str]]:
+def arguments_again(given: Any, kept: ArgumentEncoding | None) -> tuple[list[Any], dict[str, Any], list[str]]:
     """The arguments of a recorded input as the code received them, and in words which of them could not be restored."""
     args, kwargs = arguments_of(given)
     if kept is None:

@@ -25,10 +25,10 @@ from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, silent
 from antiphon.ops.app import Antiphon, current
 from antiphon.ops.artifacts import open_run
-from antiphon.ops.cells import HELD, SPENT, Row, Work, code_at, digest_of, is_here, named, run_of
-from antiphon.ops.costs import Spent, cost_of
+from antiphon.ops.cells import HELD, SPENT, Row, Work, code_at, digest_of, is_in_process, named, run_of
+from antiphon.ops.costs import UsageTotals, cost_of
 from antiphon.ops.execution import known_tools
-from antiphon.ops.executors import Executor, Here, Local
+from antiphon.ops.executors import Executor, InProcess, LocalProcesses
 from antiphon.ops.matrix_result import Judge, Matrix
 from antiphon.ops.matrix_table import PLAN, Cell, Document, Metric, Table, Variant, cell_of, folder_of
 from antiphon.ops.runs import all_runs, is_audit, load_recording, real_status
@@ -266,7 +266,7 @@ def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
         ) from None
     if document.store != app.store.url:
         raise InvalidInput(f"The matrix {found[0]} is in the store {document.store}, not in {app.store.url}.")
-    if any(map(is_here, document.code)):
+    if any(map(is_in_process, document.code)):
         raise InvalidInput("This matrix runs functions of the process that planned it, which cannot be found again.")
     changed = sorted(
         target for target, files in document.code.items() if digest_of(code_at(target)) != digest_of(files)
@@ -305,15 +305,15 @@ class Plan:
         return self.document.cells
 
     @functools.cached_property
-    def _used(self) -> dict[str, Spent]:
+    def _used(self) -> dict[str, UsageTotals]:
         """The model usage of each recorded run; read once."""
         runs = self.document.runs
         read = self._progress(runs, len(runs), "reading recorded usage, runs")
         return {run: self._spent(run) for run in read}
 
-    def _spent(self, run: str) -> Spent:
+    def _spent(self, run: str) -> UsageTotals:
         """The model usage of a run, from its log."""
-        spent = Spent(self.app.config.prices)
+        spent = UsageTotals(self.app.config.prices)
         for event in self.app.events(run):
             spent.add(event)
         return spent
@@ -323,7 +323,7 @@ class Plan:
         told = self._spent(run_of(work["run"], work["key"])).to_wire()
         return {"matrix": self.id, **{name: told[name] for name in SPENT}}
 
-    def _cost(self, usage: Spent, variant: Variant) -> float | None:
+    def _cost(self, usage: UsageTotals, variant: Variant) -> float | None:
         """The cost of a cell at its model's price; ``None`` if it has no price."""
         if variant.model is None:
             return None if usage.unpriced else usage.cost
@@ -385,15 +385,15 @@ class Plan:
     def run(self, executor: Executor | None = None, *, progress: Callable[[Status], object] | None = None) -> Matrix:
         """Run what is not done yet. If interrupted, it can be continued: ``antiphon.ops.matrix.resumed(plan.id)``."""
         document = self.document
-        here = any(map(is_here, document.code))
+        here = any(map(is_in_process, document.code))
         if executor is None:
-            executor = Here(self.app) if here or self.app.store.in_process else Local()
+            executor = InProcess(self.app) if here or self.app.store.in_process else LocalProcesses()
         self._check(executor, here)
         self._settle()
         self._check_budget()
         try:
             with Table(folder_of(self.id), document) as table:
-                drive = _Drive(self, executor, table, progress)
+                drive = _Scheduler(self, executor, table, progress)
                 drive.run()
         finally:
             executor.cancel()
@@ -433,7 +433,7 @@ class Plan:
     def _check(self, executor: Executor, here: bool) -> None:
         """Before anything is paid for, refuse what cannot work."""
         url = self.app.store.url
-        if isinstance(executor, Here):
+        if isinstance(executor, InProcess):
             return
         if here:
             raise InvalidInput(
@@ -487,7 +487,7 @@ class Plan:
         return found
 
 
-class _Drive:
+class _Scheduler:
     """Hands out cells within capacity and budget, and writes rows as they arrive."""
 
     def __init__(
@@ -503,11 +503,11 @@ class _Drive:
         self._paid: dict[Cell, tuple[int, float]] = {}
         """For cells that failed or were interrupted."""
         for row in table:
-            self._pay(row)
+            self._add_spend(row)
             if row["status"] != "error":  # else it is retried
                 self._count(row)
         if table.is_resumed and self._is_limited:
-            self._pay_interrupted()
+            self._add_spend_of_interrupted()
         self._under_way: dict[str, tuple[Work, float, int]] = {}
         self._held: deque[tuple[Work, float, int]] = deque()
         self._began = time.monotonic()
@@ -521,12 +521,12 @@ class _Drive:
         self._failed += row["status"] == "fail"
         self._errors += row["status"] == "error"
 
-    def _pay(self, row: Row) -> None:
+    def _add_spend(self, row: Row) -> None:
         """Count what this matrix has spent; a row covers all attempts of its cell."""
         if row.get("matrix", "" if row.get("reused") else self._plan.id) != self._plan.id:
             return
         calls, cost = self._paid.pop(cell_of(row), (0, 0.0))
-        told = row.get("calls", 0), row.get("cost", 0.0) + self._untold(row)
+        told = row.get("calls", 0), row.get("cost", 0.0) + self._unreported_cost(row)
         self._calls += told[0] - calls
         self._cost += told[1] - cost
         if row["status"] == "error":
@@ -536,14 +536,14 @@ class _Drive:
     def _is_limited(self) -> bool:
         return self._document.budget is not None or self._document.max_calls is not None
 
-    def _pay_interrupted(self) -> None:
+    def _add_spend_of_interrupted(self) -> None:
         """Count what cells without a row have spent: they were in progress when an earlier start was interrupted."""
         for run, variant, sample in self._cells():
             if (variant.name, sample, run) not in self._paid:
                 spent = self._plan.spent_by(self._plan.work(run, variant, sample))
-                self._pay({"run": run, "variant": variant.name, "sample": sample, "status": "error", **spent})
+                self._add_spend({"run": run, "variant": variant.name, "sample": sample, "status": "error", **spent})
 
-    def _untold(self, row: Row) -> float:
+    def _unreported_cost(self, row: Row) -> float:
         """An estimate for calls whose answers reported no usage: the mean of the recorded run."""
         missing = row.get("withoutUsage", 0)
         if not missing or self._document.budget is None:
@@ -561,7 +561,7 @@ class _Drive:
         for round_ in range(document.rounds):
             for run in judge.order(round_):
                 decided = judge.decided if document.stops else {}
-                if judge.tests and len(decided) == len(judge.tests):
+                if judge.comparisons and len(decided) == len(judge.comparisons):
                     return
                 for variant in document.variants:
                     if variant.name not in decided and (variant.name, round_, run) not in self._done:
@@ -597,7 +597,7 @@ class _Drive:
                     self._under_way[cell[0]["key"]] = cell
                 self._executed(self._executor.submit, [cell[0] for cell in again])
             for row in self._executed(self._executor.completed, 1.0):
-                self._take(row)
+                self._handle_row(row)
 
     def _executed(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls the executor; its failure says nothing about a variant."""
@@ -637,7 +637,7 @@ class _Drive:
         calls = self._calls + cell[2] + sum(one[2] for one in self._under_way.values())
         return (budget is None or cost <= budget) and (most is None or calls <= most)
 
-    def _take(self, row: Row) -> None:
+    def _handle_row(self, row: Row) -> None:
         cell = self._under_way.pop(row.pop("key"), None)
         if cell is None:
             return
@@ -649,7 +649,7 @@ class _Drive:
                 row |= self._plan.spent_by(cell[0])
         if not row.get("reused"):
             self._took, self._timed = self._took + row["seconds"], self._timed + 1
-        self._pay(row)
+        self._add_spend(row)
         self._count(row)
         self._table.add(row)
         if self._progress is not None:

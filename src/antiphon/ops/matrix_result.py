@@ -37,7 +37,7 @@ class Judge:
         rest = [one.name for one in others] if document.compares else []
         share = document.alpha / max(1, len(rest))
         split = shares(document.rounds)
-        self.tests: dict[str, Comparison] = {
+        self.comparisons: dict[str, Comparison] = {
             name: Comparison(alpha=share, margin=document.margin, shares=split) for name in rest
         }
         self.left_out: dict[str, int] = dict.fromkeys(rest, 0)
@@ -55,7 +55,7 @@ class Judge:
     @property
     def decided(self) -> dict[str, str]:
         """The comparisons that are decided."""
-        return {name: test.decision for name, test in self.tests.items() if test.decision != "undecided"}
+        return {name: test.decision for name, test in self.comparisons.items() if test.decision != "undecided"}
 
     def add(self, row: Row) -> None:
         """Add one cell."""
@@ -63,7 +63,7 @@ class Judge:
         if row["status"] in ("pass", "fail"):
             value = float(row["score"]) if self._document.metric == "score" else float(row["status"] == "pass")
         self._values[(row["variant"], row["sample"], row["run"])] = value
-        for name in self.tests:
+        for name in self.comparisons:
             if row["variant"] in (name, self._base):
                 self._advance(name)
 
@@ -78,7 +78,7 @@ class Judge:
             if value is None or against is None:
                 self.left_out[name] += 1
             else:
-                self.tests[name].see(round_, run, value - against)
+                self.comparisons[name].add_pair(round_, run, value - against)
             place += 1
             if place == len(self._document.runs):
                 round_, place = round_ + 1, 0
@@ -143,7 +143,7 @@ class Matrix:
     def verdicts(self) -> list[dict[str, Any]]:
         """The result of each comparison."""
         base = self.document.variants[0].name
-        results = {name: test.result() for name, test in self._judge.tests.items()}
+        results = {name: test.result() for name, test in self._judge.comparisons.items()}
         return [
             {
                 "variant": name,
@@ -182,16 +182,16 @@ class Matrix:
     def unclear(self) -> list[str]:
         """Undecided variants with failed cells, their own or those of the baseline."""
         bad = {name: lane["errors"] for name, lane in self._lanes.items()}
-        if not self._judge.tests:  # nothing to compare with: a variant should at least answer
+        if not self._judge.comparisons:  # nothing to compare with: a variant should at least answer
             return [name for name, lane in self._lanes.items() if 0 < lane["cells"] == lane["errors"]]
         base = self.document.variants[0].name
-        return [name for name in self._judge.tests if name not in self._judge.decided and bad[name] + bad[base]]
+        return [name for name in self._judge.comparisons if name not in self._judge.decided and bad[name] + bad[base]]
 
     @property
     def is_complete(self) -> bool:
         """Whether all cells that the verdict needs are done."""
         decided = self._judge.decided if self.document.stops else {}
-        if decided and len(decided) == len(self._judge.tests):
+        if decided and len(decided) == len(self._judge.comparisons):
             return True
         each = len(self.document.runs) * self.document.rounds
         return all(lane["cells"] >= each for name, lane in self._lanes.items() if name not in decided)
@@ -254,7 +254,7 @@ class Matrix:
             points = f"{one['difference'] * 100:+.1f} points in {plural(one['pairs'], 'pair')}"
             left = f", {plural(one['leftOut'], 'pair')} left out" if one["leftOut"] else ""
             yield f"{one['variant']} vs. {one['comparedWith']}: {words[one['verdict']]} ({points}{left})"
-        if not self._judge.tests:
+        if not self._judge.comparisons:
             yield "Nothing to compare with: add --baseline, or a second variant."
         if self.unclear:
             yield f"Undecided, and cells failed: {', '.join(self.unclear)}."
@@ -296,7 +296,7 @@ def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:
 
 
 _Stamp = tuple[int, int]
-_Told = tuple[tuple[str, str] | None, dict[str, Any]]
+CachedMatrix = tuple[tuple[str, str] | None, dict[str, Any]]
 """Tenant and store of a matrix, and its description."""
 
 
@@ -306,7 +306,7 @@ def _state(folder: Path) -> tuple[Path, _Stamp, _Stamp]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _summary(folder: Path, plan: _Stamp, table: _Stamp) -> _Told:
+def _summary(folder: Path, plan: _Stamp, table: _Stamp) -> CachedMatrix:
     """The list entry."""
     owner, found = _read(folder)
     wire = {} if found is None else found.to_wire()
@@ -314,7 +314,7 @@ def _summary(folder: Path, plan: _Stamp, table: _Stamp) -> _Told:
 
 
 @functools.lru_cache(maxsize=16)
-def _page(folder: Path, plan: _Stamp, table: _Stamp) -> _Told:
+def _page(folder: Path, plan: _Stamp, table: _Stamp) -> CachedMatrix:
     """The page entry; the table is a path on this machine."""
     owner, found = _read(folder)
     wire = {} if found is None else {**found.to_wire(), "view": found.view()}

@@ -32,7 +32,7 @@ class CannotRekey(Exception):
     """The value under a mask cannot be determined; the run is exported under its own key."""
 
 
-class Rekeying:
+class Rekeyer:
     """Replaces the pseudonyms in events of a run by those of another key."""
 
     def __init__(self, app: Antiphon, own: RunKey, wanted: RunKey) -> None:
@@ -122,6 +122,6 @@ class Rekeying:
 def rekeyed(app: Antiphon, own: RunKey, wanted: RunKey, events: Iterable[Event]) -> Iterator[Event]:
     """*events* of a run with the key *own*, rewritten for the key *wanted*."""
     try:
-        yield from map(Rekeying(app, own, wanted).event, events)
+        yield from map(Rekeyer(app, own, wanted).event, events)
     except (AntiphonError, KeyError, TypeError, ValueError, orjson.JSONDecodeError) as error:
         raise CannotRekey from error

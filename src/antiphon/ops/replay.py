@@ -174,7 +174,7 @@ def shown(recording: Recording, data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def conclude(
+def finish_in_parent(
     app: Antiphon, data: dict[str, Any], given: Any, late: Sequence[str], missing: Sequence[dict[str, Any]]
 ) -> None:
     """Store a replay that ran in another process, with what was tried after its end and what was missing there."""

@@ -117,11 +117,11 @@ def load_recording(
     *seen* receives each event as written.
     """
     if shown:
-        return Recording.load(manifest, _Outside(app.journal), app.whole, viewed)
+        return Recording.load(manifest, _UnsandboxedLog(app.journal), app.whole, viewed)
     key = app.keys.key_of(manifest) if unseal else None
     redactor = app._redactor.for_run(os.urandom(32) if key is None else key.key)
     opened = None if key is None else opener(app, key, redactor.pseudonyms)
-    recording = Recording.load(manifest, _Outside(app.journal), app.whole, opened, seen)
+    recording = Recording.load(manifest, _UnsandboxedLog(app.journal), app.whole, opened, seen)
     for text, kind in recording.masks.pseudonyms.items():
         redactor.pseudonyms.learn(text, text, kind)
     recording.masks.users = redactor.users
@@ -158,7 +158,7 @@ class _Opener:
         return opened
 
 
-class _Outside:
+class _UnsandboxedLog:
     """The log of a recording, read from inside a sandbox: the store may need the network."""
 
     def __init__(self, journal: SyncJournal) -> None:
@@ -533,7 +533,7 @@ def _size(app: Resources, run: str) -> int:
     return sum(len(orjson.dumps(event.payload)) + 200 for event in app.events(run))
 
 
-def collect(
+def delete_old_runs(
     app: Resources,
     *,
     older_than_days: float | None = None,

@@ -17,7 +17,7 @@ from antiphon._replay.recording import full_name
 from antiphon.contract.events import Event, RunManifest, is_masked, type_not_kept
 from antiphon.decide.claim import is_unknown
 from antiphon.errors import InvalidInput, NotFound
-from antiphon.ops.admin import note
+from antiphon.ops.admin import audit_before
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import load_module
 from antiphon.ops.gateways import find_tool
@@ -122,7 +122,7 @@ def undo_run(
         _check_tools(manifest, [write for _, writes, _ in plans for write in writes])
         if confirm is not None:
             confirm(planned)
-        note(app, "undo", {"run": manifest.id, "done": sorted(set(done)) or None, "reason": reason})
+        audit_before(app, "undo", {"run": manifest.id, "done": sorted(set(done)) or None, "reason": reason})
         return {"run": manifest.id, "sagas": _undo(app, manifest, plans, reason)}
 
 

@@ -28,7 +28,7 @@ from antiphon._gateway.threads import without_gc
 from antiphon._lineage import OUTSIDE, Origin, Replay, checked, is_tool, origin_var, outside, permit, replaced
 from antiphon._scope import _active
 from antiphon.errors import ReplayBlocked
-from antiphon.ops.finalizers import Births, finalizing
+from antiphon.ops.finalizers import ObjectTracker, finalizing
 
 __all__ = ["HINT", "Sandbox", "hold_process", "leave_network", "outside", "release_process", "sandboxed"]
 
@@ -597,7 +597,7 @@ def sandboxed(active: Sandbox = True, title: str = "", writable: Sequence[str | 
     mine = origin if origin is not None and scope is not None and scope.invoker is not None else Origin(scope)
     mine.replay = replay  # permanently: what it started may outlive it
     token = origin_var.set(mine)
-    births = Births(_alone())
+    births = ObjectTracker(_alone())
     if active:
         births.begin()
     _running.append(replay)

@@ -20,7 +20,7 @@ _RUNS = 1_000
 """How many of the newest recordings are checked for the key of their originals."""
 
 
-class Trouble(NamedTuple):
+class KeyProblem(NamedTuple):
     """What is wrong with the keys, and what to do."""
 
     level: str
@@ -35,32 +35,32 @@ class SealKeys(NamedTuple):
     known: list[str]
     missing: list[str]
     """Keys that results of calls are sealed with and that are missing."""
-    troubles: list[Trouble]
+    troubles: list[KeyProblem]
 
 
 def seal_keys(app: Antiphon) -> SealKeys:
     """Check the keys of the store and what is sealed in it; creates no key."""
     file, given = seal_key_file(app.config, app.store), getattr(app.store, "seal_key", None)
     known: list[str] = []
-    troubles: list[Trouble] = []
+    troubles: list[KeyProblem] = []
     try:
         if given is not None:
             known = (Sealer.from_text(given) if isinstance(given, str) else Sealer(given)).key_ids
         elif file is not None and file.exists():
             known = key_ids(file)
     except StoreError as error:
-        troubles.append(Trouble("error", error.message, error.hint))
+        troubles.append(KeyProblem("error", error.message, error.hint))
     where = "which is not configured here" if file is None else f"which is not in {file}"
     results = {key: n for key, n in _sealed_with(app).items() if key not in known}
     for key, n in results.items():
         text = f"{plural(n, 'result')} of calls {'is' if n == 1 else 'are'} sealed with key {key}, {where}"
         hint = "Restore the key from its backup. Until then a repeat of such a call fails with result_not_kept."
-        troubles.append(Trouble("warning", text, hint))
+        troubles.append(KeyProblem("warning", text, hint))
     recordings = Counter(key_id_in((run.seal or {}).get("key", "")) for run in _closed(app))
     for key, n in recordings.items():
         text = f"the originals of {plural(n, 'recording')} are sealed under key {key} for replays, made from a seal key"
         hint = "Restore the seal key from its backup. Until then they replay with pseudonyms."
-        troubles.append(Trouble("warning", f"{text} {where}", hint))
+        troubles.append(KeyProblem("warning", f"{text} {where}", hint))
     return SealKeys(file, known, list(results), troubles)
 
 

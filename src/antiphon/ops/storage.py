@@ -28,7 +28,7 @@ OUTBOX = "outbox/artifacts"
 _outboxes: weakref.WeakKeyDictionary[Antiphon, Outbox] = weakref.WeakKeyDictionary()
 
 
-class Kept(NamedTuple):
+class StoredArtifact(NamedTuple):
     """Where an artifact is now."""
 
     place: str
@@ -40,12 +40,14 @@ class Kept(NamedTuple):
     """Why they have not."""
 
 
-def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon", *, progress: Progress = silent) -> Kept:
+def keep(
+    app: Antiphon, manifest: RunManifest, form: Format = "antiphon", *, progress: Progress = silent
+) -> StoredArtifact:
     """Export the run to the configured place; in a bucket it replaces an earlier artifact of that run."""
     if not is_remote(app):
         path = local_path(app, manifest, form)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return Kept(str(path), export_run(app, manifest, path, form, progress=progress))
+        return StoredArtifact(str(path), export_run(app, manifest, path, form, progress=progress))
     name = object_name(manifest, form)
     outbox = outbox_of(app)
     staged = ensure_home() / f"export-{os.getpid()}-{part_of(manifest.id)}.{form}"
@@ -57,16 +59,16 @@ def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon", *, pro
     status = outbox.status()
     if status.pending and not status.trouble:  # the bucket answers: also send what earlier uploads left
         status = outbox.flush()
-    return Kept(address_of(app, name), size, *status[::2])
+    return StoredArtifact(address_of(app, name), size, *status[::2])
 
 
-def send_waiting(app: Antiphon) -> Kept:
+def send_waiting(app: Antiphon) -> StoredArtifact:
     """Send what earlier uploads could not: artifacts, and large payloads if they go to the bucket."""
     outbox = outbox_of(app)
     blobs = app.blobs
     found = [box.flush() for box in (outbox, *([blobs.outbox] if isinstance(blobs, OutboxBlobs) else []))]
     trouble = next((status.trouble for status in found if status.trouble), "")
-    return Kept(outbox.url, sum(one.bytes for one in found), sum(one.pending for one in found), trouble)
+    return StoredArtifact(outbox.url, sum(one.bytes for one in found), sum(one.pending for one in found), trouble)
 
 
 class Waiting(NamedTuple):

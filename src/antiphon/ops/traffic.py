@@ -50,7 +50,7 @@ class Call(NamedTuple):
         return self.ended_ms is not None and not self.tries
 
 
-class Looked(NamedTuple):
+class TrafficSample(NamedTuple):
     """What was read: the calls, from how many runs and events, and whether that was everything."""
 
     calls: list[Call]
@@ -139,7 +139,7 @@ class Traffic:
         self._kept: OrderedDict[str, Calls] = OrderedDict()
         self._size = 0
 
-    async def newest(self, tenant: str) -> Looked:
+    async def newest(self, tenant: str) -> TrafficSample:
         """The calls of the newest runs, as far back as the limits allow; replays send nothing and are left out."""
         calls: list[Call] = []
         seen = used = read = 0
@@ -159,8 +159,8 @@ class Traffic:
                     break
             else:
                 if len(page) < size:
-                    return Looked(calls, used, read, True)
-        return Looked(calls, used, read, False)
+                    return TrafficSample(calls, used, read, True)
+        return TrafficSample(calls, used, read, False)
 
     def known(self, run: str) -> int:
         """How many events of a run have been read."""
@@ -198,7 +198,7 @@ def totals(calls: Sequence[Call], prices: Mapping[str, Any]) -> dict[str, Any]:
 # -- effects ---------------------------------------------------------------------------------------------------------
 
 
-def counted(calls: Iterable[Call], claims: Iterable[str]) -> dict[str, dict[str, Any]]:
+def count_by_claim(calls: Iterable[Call], claims: Iterable[str]) -> dict[str, dict[str, Any]]:
     """For each claim: how often it was requested, sent and not sent, and in which runs."""
     found: dict[str, dict[str, Any]] = {
         claim[:16]: {"asked": 0, "sent": 0, "suppressed": 0, "runs": []} for claim in claims

@@ -17,7 +17,7 @@ from antiphon._scope import Site
 from antiphon.adapters._wire import chunk_bytes
 from antiphon.llm.response import told
 from antiphon.llm.stream import assemble_response, sse_events
-from antiphon.ops.costs import CHARGES, Charges, model_of, paid_usage, tokens_of
+from antiphon.ops.costs import CHARGES, CostMeter, model_of, paid_usage, tokens_of
 
 log: logging.Logger = logging.getLogger("antiphon.proxy")
 
@@ -73,14 +73,18 @@ class Estimates:
         self._name = run.id
         self._heard: dict[str, list[bytes]] = {}
         """Chunks of open streams."""
-        self._charges: Charges = run.scope.gateway_state[CHARGES]
+        self._charges: CostMeter = run.scope.gateway_state[CHARGES]
         self._charges.usage = self._usage
         self._chunks = run.scope.chunks
         run.scope.chunks = self._teed
 
     def _teed(self, site: Site) -> Any:
         chunks = self._chunks(site)
-        return _ChunkTee(chunks, self._heard.setdefault(site.call, [])) if site.call in self._charges.asked else chunks
+        return (
+            _ChunkTee(chunks, self._heard.setdefault(site.call, []))
+            if site.call in self._charges.open_calls
+            else chunks
+        )
 
     def _usage(self, call: str, began: dict[str, Any], ended: dict[str, Any], meta: dict[str, Any]) -> Any:
         heard = self._heard.pop(call, [])

@@ -71,7 +71,7 @@ class Comparison:
 
     >>> test = Comparison(alpha=0.05, margin=0.05)
     >>> for run in range(200):
-    ...     test.see(0, run, -1.0 if run % 3 == 0 else 0.0)
+    ...     test.add_pair(0, run, -1.0 if run % 3 == 0 else 0.0)
     >>> test.result().decision
     'worse'
     """
@@ -94,7 +94,7 @@ class Comparison:
         # d <= -margin.
         return Bets(0.5), Bets((1.0 - self._margin) / 2)
 
-    def see(self, round_: int, run: object, difference: float) -> Decision:
+    def add_pair(self, round_: int, run: object, difference: float) -> Decision:
         """Add a pair: of *run*, in *round_* (from 0, never decreasing). A decision is final."""
         if not -1.0 <= difference <= 1.0:
             raise ValueError(f"a difference of two scores must be between -1 and 1, not {difference}")
@@ -127,6 +127,6 @@ def compare(pairs: Iterable[tuple[int, object, float]], *, alpha: float = 0.05, 
     """The result of ``(round, run, difference)`` in their order; nothing is read after the decision."""
     test = Comparison(alpha=alpha, margin=margin)
     for pair in pairs:
-        if test.see(*pair) != "undecided":
+        if test.add_pair(*pair) != "undecided":
             break
     return test.result()

@@ -16,7 +16,7 @@ import pytest
 from antiphon import Antiphon, Gateway
 from antiphon._scope import Site
 from antiphon.cli import main
-from antiphon.ops.runs import collect, find_run, one_event
+from antiphon.ops.runs import delete_old_runs, find_run, one_event
 from tests.integration.recording.kit import QUIET, application, stored
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ def test_blobs_that_nobody_refers_to_any_more_are_collected(home: Path) -> None:
     assert len(blobs(home)) == 3
     old = find_run(app, None)
     assert old.name == "new"
-    result = collect(app, keep=1, force=True)
+    result = delete_old_runs(app, keep=1, force=True)
     assert [run["name"] for run in result["runs"]] == ["old"]
     assert (result["blobs"], len(blobs(home))) == (1, 2)
     assert one_event(app, old.id, 3).payload["arguments"]["text"].startswith("of both")
@@ -189,11 +189,11 @@ def test_gc_keeps_a_payload_that_a_run_relies_on_meanwhile(home: Path, when: str
 
     record()
     (payload,) = blobs(home)
-    result = collect(app, keep=0, force=True, progress=between)
+    result = delete_old_runs(app, keep=0, force=True, progress=between)
     assert (len(later), len(result["runs"]), result["blobs"]) == (1, 1, 0)
     assert one_event(app, later[0], 1).payload["text"] == text
     assert blobs(home) == [payload]
-    assert collect(app, keep=0, force=True)["blobs"] == 1
+    assert delete_old_runs(app, keep=0, force=True)["blobs"] == 1
     assert blobs(home) == []
 
 
@@ -210,7 +210,7 @@ def test_gc_puts_payloads_back_while_a_run_is_open(home: Path) -> None:
         yield from items
 
     there = blobs(home)
-    assert collect(app, keep=0, force=True, progress=between)["blobs"] == 0
+    assert delete_old_runs(app, keep=0, force=True, progress=between)["blobs"] == 0
     assert blobs(home) == there
     run.__exit__(None, None, None)
     assert one_event(app, run.id, 1).payload["text"] == text
@@ -236,10 +236,10 @@ def test_gc_that_was_killed_loses_nothing(home: Path, needed: bool) -> None:
 
     record()
     with pytest.raises(KeyboardInterrupt):
-        collect(app, keep=0, force=True, progress=killed)
+        delete_old_runs(app, keep=0, force=True, progress=killed)
     if needed:
         assert one_event(app, runs[1], 1).payload["text"] == text
-    assert collect(app)["blobs"] == (not needed)
+    assert delete_old_runs(app)["blobs"] == (not needed)
     assert len(blobs(home)) == needed
     if needed:
         assert one_event(app, runs[1], 1).payload["text"] == text
@@ -255,7 +255,7 @@ def test_gc_keeps_results_of_calls_that_equal_ones_have_followed(home: Path) -> 
 
     turn = app.gateway.session("s").turn()
     first, second = (turn.call("report", {"q": "a"}, call_id=name).content for name in ("c-1", "c-2"))
-    assert collect(app)["blobs"] == 0
+    assert delete_old_runs(app)["blobs"] == 0
     again = [turn.call("report", {"q": "a"}, call_id=name).content for name in ("c-1", "c-2")]
     assert again == [first, second]
     assert made == [0, 1]
@@ -288,7 +288,7 @@ def test_gc_deletes_no_payload_of_another_store(home: Path, capsys: pytest.Captu
         work("of this store alone " * 10_000)
         work("a " * 300_000)
     there = blobs(home)
-    result = collect(app, keep=0, force=True)
+    result = delete_old_runs(app, keep=0, force=True)
     assert (len(result["runs"]), result["blobs"], result["blobsSharedWith"]) == (1, 0, ["sqlite:../shop.db"])
     assert blobs(home) == there
     assert main(["gc", "--store", "other.db"]) == 4, "a store that is not there"
@@ -306,7 +306,7 @@ def test_gc_deletes_no_payload_of_another_store(home: Path, capsys: pytest.Captu
     assert made == ["a"]
     for note in [file for file in (home / "blobs/stores").iterdir() if "shop" in file.read_text()]:
         note.unlink()
-    assert collect(app, keep=0, force=True)["blobs"] == 2, "now that the other store is gone, as the operator says"
+    assert delete_old_runs(app, keep=0, force=True)["blobs"] == 2, "the other store is gone now, as the operator says"
 
 
 def test_gc_keeps_payloads_from_before_stores_left_notes(home: Path) -> None:
@@ -318,5 +318,5 @@ def test_gc_keeps_payloads_from_before_stores_left_notes(home: Path) -> None:
     note = min((home / "blobs/stores").iterdir())
     os.utime(old, ns=(0, note.stat().st_mtime_ns - 10**9))
     application().blobs.put("default", b"new")  # type: ignore[union-attr]
-    assert collect(app)["blobs"] == 1
+    assert delete_old_runs(app)["blobs"] == 1
     assert blobs(home) == [old]

@@ -18,7 +18,8 @@ import pytest
 
 import antiphon
 from antiphon import Antiphon
-from antiphon.blobs.s3 import PART_BYTES, Bucket, S3Objects
+from antiphon.blobs.local import PART_BYTES
+from antiphon.blobs.s3 import Bucket, S3Objects
 from antiphon.cli import main
 from antiphon.config.model import ArtifactsSection
 from antiphon.config.wiring import bucket_of
@@ -27,7 +28,7 @@ from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 from antiphon.ops import bucket, storage
 from antiphon.ops.artifacts import import_artifact
 from antiphon.ops.doctor import examine
-from antiphon.ops.runs import collect, find_run, list_runs, one_event
+from antiphon.ops.runs import delete_old_runs, find_run, list_runs, one_event
 from tests.conftest import S3Access
 from tests.faultproxy import FaultProxy
 from tests.integration.recording.kit import QUIET, application, small_run, stored
@@ -409,14 +410,14 @@ def test_gc_in_a_bucket_that_stores_share(signed_in: S3Access, home: Path) -> No
     other = application(config, store=f"sqlite:///{home / 'other.db'}")
     record(other, "first ")
     assert len(payloads()) == 2
-    result = collect(app, keep=0, force=True)
+    result = delete_old_runs(app, keep=0, force=True)
     assert (result["blobs"], len(result["blobsSharedWith"])) == (0, 1)
     assert result["blobsSharedWith"][0].endswith("other.db")
     assert len(payloads()) == 2
     for name in remote(signed_in).names("payloads/stores/"):
         if name not in (note, renewed):
             remote(signed_in).delete(name)
-    assert collect(app)["blobs"] == 2
+    assert delete_old_runs(app)["blobs"] == 2
     assert payloads() == []
 
 
@@ -440,16 +441,16 @@ def test_gc_asks_the_bucket_before_it_deletes_and_says_what_was_deleted(
     proxy.refuse()
     proxy.reset()
     with pytest.raises(StoreUnavailable) as before:
-        collect(app, keep=0, force=True)
+        delete_old_runs(app, keep=0, force=True)
     assert "eleted" not in str(before.value)
     assert len(list_runs(app)) == 2
     proxy.heal()
     with pytest.raises(StoreError, match=r"Deleted before that: 1 run; payloads .*run antiphon gc again") as later:
-        collect(app, keep=1, force=True, progress=cutting)
+        delete_old_runs(app, keep=1, force=True, progress=cutting)
     assert later.value.code == before.value.code
     proxy.heal()
     assert [run["name"] for run in list_runs(app)] == ["two"]
-    assert collect(app)["blobs"] == 1
+    assert delete_old_runs(app)["blobs"] == 1
     blobs.outbox.close()
 
 

@@ -18,7 +18,7 @@ import pytest
 import antiphon
 from antiphon.errors import InvalidInput
 from antiphon.ops.entry import load_entry
-from antiphon.ops.executors import Dask, Local, executor_of
+from antiphon.ops.executors import Dask, LocalProcesses, executor_of
 from antiphon.ops.matrix import Status, resumed
 
 AGENT = (Path(__file__).parents[3] / "bench" / "cases" / "matrix.py").read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def plan_of(runs: list[str], **more: Any) -> Any:
 def test_processes_of_this_machine_survive_the_kill_of_one(project: Path) -> None:
     runs = recorded(project, 8)
     plan = plan_of(runs)
-    executor = Local(2)
+    executor = LocalProcesses(2)
     kills: list[int] = []
 
     def kill(status: Status) -> None:
@@ -96,15 +96,15 @@ def test_a_worker_finds_models_where_the_driver_does(project: Path, monkeypatch:
     app = antiphon.Antiphon()
     run = app.record(load_entry("agent.py:main"), 1)
     assert str(project / "cache") in run.output
-    (row,) = antiphon.matrix([run.id], ["new"], 1, app=app).run(Local(1)).to_dicts()
+    (row,) = antiphon.matrix([run.id], ["new"], 1, app=app).run(LocalProcesses(1)).to_dicts()
     assert row["score"] == 1.0, "the folder that it returned is the recorded one"
 
 
 DRIVER = """
 import antiphon, os, sys
-from antiphon.ops.executors import Local
+from antiphon.ops.executors import LocalProcesses
 def main():
-    executor = Local(2)
+    executor = LocalProcesses(2)
     def kill(status):
         print(*executor.processes, flush=True)
         os.kill(os.getpid(), 9)
@@ -143,7 +143,7 @@ def test_only_the_cell_that_ends_its_worker_is_blamed(project: Path) -> None:
     head, sleep, tail = AGENT.partition("    time.sleep(LATENCY_S)\n")
     (project / "agent.py").write_text(f"{head}{DEADLY}{sleep}{tail}")
     plan = antiphon.matrix(runs, ["new"], 1, llm="agent.py:ask", app=antiphon.Antiphon())
-    rows = {row["run"]: row for row in plan.run(Local(2)).to_dicts()}
+    rows = {row["run"]: row for row in plan.run(LocalProcesses(2)).to_dicts()}
     assert rows[runs[0]]["code"] == "worker_died"
     asked = paid(project).count("new 0 0")
     assert asked >= 3
@@ -252,12 +252,12 @@ def test_a_scheduler_that_ends_is_no_verdict(project: Path, cluster: Any) -> Non
     with pytest.raises(InvalidInput, match="its workers can no longer be used") as refused:
         plan.run(Dask(cluster.scheduler_address), progress=end)
     assert refused.value.hint == f"Resume with: antiphon matrix --resume {plan.id}"
-    assert len(resumed(plan.id, plan.app).run(Local(2)).to_dicts()) == 16
+    assert len(resumed(plan.id, plan.app).run(LocalProcesses(2)).to_dicts()) == 16
 
 
 def test_changed_code_is_never_mixed_into_a_table(project: Path) -> None:
     plan = plan_of(recorded(project, 1))
-    plan.run(Local(1))
+    plan.run(LocalProcesses(1))
     script = f"from antiphon.ops.matrix import resumed; resumed({plan.id!r})"
     again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr

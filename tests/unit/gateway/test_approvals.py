@@ -62,7 +62,11 @@ async def _whoever_opens_it_approves(self: Any, link: Any) -> Any:
     [
         (["antiphon.decide.claim.may_spend"], _digest_not_compared, "changed_volatile_field"),
         (["antiphon.decide.claim.may_spend"], _digest_not_compared, "defaults_changed"),
-        (["antiphon.ops.approvals.Approvals.behind"], _whoever_opens_it_approves, "a_scanner_follows_the_link"),
+        (
+            ["antiphon.ops.approvals.Approvals.approval_of_link"],
+            _whoever_opens_it_approves,
+            "a_scanner_follows_the_link",
+        ),
         (["antiphon._gateway.approval.counts"], lambda *_: True, "a_blanket_approval_of_a_framework"),
     ],
 )
@@ -422,7 +426,7 @@ def test_a_wrong_clock_of_whoever_decides_changes_nothing(skew_ms: int, tmp_path
         drive(desk.decide(expired, "approve"))
     made = drive(desk.link(approval, to="ada", url="https://desk.example.com/approve", expires_in_s=3_600))
     link = Link.read(made["url"].partition("token=")[2], desk._fingerprints)
-    assert drive(desk.behind(link))["state"] == "waiting"
+    assert drive(desk.approval_of_link(link))["state"] == "waiting"
     assert drive(desk.decide_with(link, "approve"))["state"] == "approved"
     assert (pay(10), ran) == ("paid", [10])
 

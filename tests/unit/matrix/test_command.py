@@ -102,7 +102,7 @@ def test_an_executor_that_fails_is_no_verdict(
     def failed(*_: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(f"antiphon.ops.executors.Here.{method}", failed)
+    monkeypatch.setattr(f"antiphon.ops.executors.InProcess.{method}", failed)
     assert main([*WORDS, "--store", store, "--llm", "agent.py:ask", "--json"]) == 2
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert last["error"] == "executor_failed"
@@ -126,7 +126,7 @@ def test_an_interruption_is_the_last_line(
         raise KeyboardInterrupt
 
     words = [*WORDS, "--store", store, "--llm", "agent.py:ask"]
-    monkeypatch.setattr("antiphon.ops.executors.Here.completed", interrupted)
+    monkeypatch.setattr("antiphon.ops.executors.InProcess.completed", interrupted)
     assert main([*words, "--json"]) == 130
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
     hint = f"Resume with: antiphon matrix --resume {first['matrix']}"

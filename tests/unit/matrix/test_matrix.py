@@ -13,7 +13,7 @@ import pytest
 import antiphon
 from antiphon.errors import InvalidInput, NotFound, ReplayBlocked
 from antiphon.ops.cells import perform
-from antiphon.ops.executors import Executor, Here
+from antiphon.ops.executors import Executor, InProcess
 from antiphon.ops.matrix import Plan, Status, resumed, select
 from antiphon.ops.matrix_result import matrices, one_matrix, ordered
 from antiphon.ops.matrix_table import Table
@@ -159,7 +159,7 @@ def test_a_variant_without_changes_beside_the_baseline_is_an_independent_sample(
 def test_a_matrix_without_all_its_cells_is_an_error(agent: Agent) -> None:
     plan = agent.plan(agent.record(2))
 
-    class Mixed(Here):
+    class Mixed(InProcess):
         def completed(self, timeout_s: float) -> list[dict[str, Any]]:
             return [{**row, "variant": "baseline"} for row in super().completed(timeout_s)]
 
@@ -293,7 +293,7 @@ def test_what_bad_rows_have_spent_counts(agent: Agent) -> None:
 
 
 def test_a_call_of_a_worker_that_died_counts(agent: Agent) -> None:
-    class Deadly(Here):
+    class Deadly(InProcess):
         def completed(self, timeout_s: float) -> list[dict[str, Any]]:
             rows = super().completed(timeout_s)
             kept = ("key", "run", "variant", "sample", "seconds")
@@ -318,7 +318,7 @@ def test_cells_that_another_matrix_paid_for_are_not_counted(agent: Agent) -> Non
 
 
 def test_cells_that_were_done_when_the_driver_was_interrupted_are_counted(agent: Agent) -> None:
-    class Interrupted(Here):
+    class Interrupted(InProcess):
         def completed(self, timeout_s: float) -> list[dict[str, Any]]:
             super().completed(timeout_s)
             raise KeyboardInterrupt
@@ -345,7 +345,7 @@ def test_a_call_that_was_under_way_when_its_cell_was_interrupted_counts(agent: A
 
 
 def test_the_limit_counts_all_cells_that_were_interrupted_before_the_first_is_done(agent: Agent) -> None:
-    class Interrupted(Here):
+    class Interrupted(InProcess):
         """Several cells are under way at once."""
 
         def completed(self, timeout_s: float) -> list[dict[str, Any]]:
@@ -572,7 +572,7 @@ def test_held_cells_are_asked_for_again_until_they_are_done(agent: Agent) -> Non
     plan = agent.plan(agent.record(1))
     first: list[Any] = []
 
-    class Held(Here):
+    class Held(InProcess):
         def completed(self, timeout_s: float) -> list[dict[str, Any]]:
             rows = super().completed(timeout_s)
             if not first:
@@ -634,7 +634,7 @@ def test_what_cannot_be_meant_is_refused(agent: Agent, options: dict[str, Any]) 
 
 
 def test_functions_and_memory_stores_stay_in_this_process(agent: Agent) -> None:
-    class Elsewhere(Here):
+    class Elsewhere(InProcess):
         remote = True
 
     class Processes:

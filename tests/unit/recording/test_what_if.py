@@ -17,7 +17,7 @@ from antiphon._drive import drive
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy
 from antiphon.ops.app import Antiphon
 from antiphon.ops.health import BUCKETS, health, step_of
-from antiphon.ops.traffic import Call, Traffic, counted
+from antiphon.ops.traffic import Call, Traffic, count_by_claim
 from antiphon.ops.what_if import Limits, Wanted, sent_under, what_if
 from antiphon.ports import Clock
 from antiphon.stores import MemoryStore
@@ -223,6 +223,6 @@ def test_effects_are_counted_by_claim() -> None:
     traffic = Traffic(AsyncFromSync(app.journal))
     for _ in range(2):  # what was read is not read again, and counts once
         looked = drive(traffic.newest(app.tenant))
-        found = counted(looked.calls, [claim.key])[claim.key[:16]]
+        found = count_by_claim(looked.calls, [claim.key])[claim.key[:16]]
         assert (found["asked"], found["sent"], found["suppressed"], len(found["runs"])) == (4, 1, 3, 2)
         assert looked.whole

@@ -58,10 +58,10 @@ def test_clear_cases_are_decided_early_and_for_good() -> None:
     assert fine.decision == "not worse"
     test = Comparison()
     for run in range(100):
-        test.see(0, run, -1.0)
+        test.add_pair(0, run, -1.0)
     seen = test.result()
     for run in range(1000):
-        test.see(0, run, 1.0)
+        test.add_pair(0, run, 1.0)
     assert test.result() == seen
 
 
@@ -73,15 +73,15 @@ def test_pairs_of_one_run_count_as_one() -> None:
         for run in range(20):
             difference = -0.5 if run % 2 else 0.25
             if round_ == 0:
-                once.see(0, run, difference)
-            often.see(round_, run, difference)
+                once.add_pair(0, run, difference)
+            often.add_pair(round_, run, difference)
     assert often.result().evidence_worse == pytest.approx(once.result().evidence_worse / 5)
 
 
 @pytest.mark.parametrize("wrong", [1.5, -1.01, math.nan])
 def test_what_is_no_difference_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError):
-        Comparison().see(0, "run", wrong)
+        Comparison().add_pair(0, "run", wrong)
 
 
 @pytest.mark.parametrize("options", [{"alpha": 0.0}, {"margin": 1.0}, {"shares": (0.7, 0.7)}])

@@ -51,7 +51,7 @@ from antiphon.host.wire import to_json
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, logical_invocation_id
 from antiphon.llm.key import llm_cache_key
 from antiphon.ops import matrix_result, verdicts
-from antiphon.ops.admin import Admin, Verdict, as_breaker_key
+from antiphon.ops.admin import Admin, Resolution, as_breaker_key
 from antiphon.ops.approval_page import ApprovalPage
 from antiphon.ops.approvals import Approvals
 from antiphon.ops.gateways import declared
@@ -472,7 +472,7 @@ class Act(msgspec.Struct, kw_only=True, rename="camel"):
         if self.action == "resolve" and self.claims:
             if self.verdict not in ("happened", "did-not-happen"):
                 raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
-            verdicts = [Verdict(one.key, self.verdict, self.value, one.version) for one in self.claims]
+            verdicts = [Resolution(one.key, self.verdict, self.value, one.version) for one in self.claims]
             return await admin.resolve_all(verdicts, reason=self.reason, dry_run=self.dry_run)
         if self.action == "resolve":
             told = {"value": self.value, "reason": self.reason, "dry_run": self.dry_run}
@@ -500,7 +500,7 @@ class Act(msgspec.Struct, kw_only=True, rename="camel"):
                 text = f"reconcile says {claim['verdict']} by now, not {seen.verdict}. Nothing was changed."
                 changed.append({"key": claim["key"], "message": text})
                 continue
-            verdicts.append(Verdict(claim["key"], claim["verdict"], claim["value"], claim["version"]))
+            verdicts.append(Resolution(claim["key"], claim["verdict"], claim["value"], claim["version"]))
         for key, version in asked:
             if version is not None:
                 changed.append({"key": key, "message": "The claim changed meanwhile. Nothing was changed."})
