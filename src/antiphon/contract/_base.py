@@ -114,7 +114,7 @@ def decode(document: Any, kind: type[T]) -> T:
 
 
 def _possible(kind: type, path: str, text: str) -> str:
-    """What can stand at *path* where a value or a field is wrong that has a list of right ones."""
+    """Suggest valid values or field names for the error."""
     wrong_value, wrong_field = text.startswith("Invalid enum value"), "unknown field" in text
     if not (wrong_value or wrong_field):
         return ""

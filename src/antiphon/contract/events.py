@@ -22,7 +22,7 @@ marks and ids are ``meta``: they may differ between two runs that did the same.
 | replay.diverged     | index, field differences                                                      |
 | replay.divergedAtRefusal | sourceRunId, atSequence, originalEnvelopeKind, replayEnvelopeKind, …     |
 
-``meta.sum`` is a check sum of the event as it was written: a recording that was changed afterwards is found out.
+``meta.sum`` is a check sum of the event as it was written: a recording that was changed afterwards is detected.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def as_returned(value: Any) -> Any:
 
 
 def is_masked(event: Event) -> bool:
-    """Whether the payload holds something else than what was there, and its originals were not brought back."""
+    """Whether the payload still contains masks."""
     if event.v > 1:
         return MASKS in event.meta and RAW_DIGEST not in event.meta
     return _OLD_PLACEHOLDER.search(orjson.dumps(event.payload)) is not None

@@ -35,7 +35,7 @@ Block = dict[str, Any]
 Fieldset = Mapping[str, Any] | None
 
 
-def wrong(path: str, what: str) -> ContractError:
+def shape_error(path: str, what: str) -> ContractError:
     """The error for a value that is not *what* it should be."""
     return ContractError(f"{path} must be {what}.", path=path)
 
@@ -43,21 +43,21 @@ def wrong(path: str, what: str) -> ContractError:
 def as_text(value: Any, path: str) -> str:
     """*value* if it is a string."""
     if not isinstance(value, str):
-        raise wrong(path, "a string")
+        raise shape_error(path, "a string")
     return value
 
 
 def as_list(value: Any, path: str) -> Sequence[Any]:
     """*value* if it is a list."""
     if not isinstance(value, (list, tuple)):
-        raise wrong(path, "a list")
+        raise shape_error(path, "a list")
     return value
 
 
 def as_object(value: Any, path: str) -> dict[str, Any]:
     """*value* if it is an object."""
     if not isinstance(value, dict):
-        raise wrong(path, "an object")
+        raise shape_error(path, "an object")
     return value
 
 
@@ -71,7 +71,7 @@ class Fields:
 
     def __init__(self, value: Any, path: str) -> None:
         if not isinstance(value, dict):
-            raise wrong(path, "an object")
+            raise shape_error(path, "an object")
         self.path: str = path
         self.left: dict[Any, Any] = dict(value)
         for name in value:
@@ -91,7 +91,7 @@ class Fields:
             name = other
         value = left.pop(name)
         if not isinstance(value, kind):
-            raise wrong(f"{self.path}.{name}", what)
+            raise shape_error(f"{self.path}.{name}", what)
         return value
 
     def drop(self, *names: str) -> None:
@@ -112,21 +112,21 @@ class Fields:
         """The field as a non-empty string."""
         value = self.text(name, other)
         if not value:
-            raise wrong(f"{self.path}.{name}", "a non-empty string")
+            raise shape_error(f"{self.path}.{name}", "a non-empty string")
         return value
 
     def number(self, name: str) -> float | int | None:
         """The field as a number, or ``None``."""
         value: float | int | None = self.take(name, "", (int, float), "a number")
         if isinstance(value, bool):
-            raise wrong(f"{self.path}.{name}", "a number")
+            raise shape_error(f"{self.path}.{name}", "a number")
         return value
 
     def integer(self, name: str) -> int | None:
         """The field as an integer, or ``None``; ``7.0`` is one."""
         value: float | int | None = self.take(name, "", (int, float), "an integer")
         if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
-            raise wrong(f"{self.path}.{name}", "an integer")
+            raise shape_error(f"{self.path}.{name}", "an integer")
         return None if value is None else int(value)
 
     def flag(self, name: str) -> bool | None:
@@ -304,7 +304,7 @@ class Draft:
         self.set("toolChoice", choice)
         self.option("toolChoice", choice)
 
-    def answer_form(self, form: str, *, schema: dict[str, Any] | None = None, **fields: Any) -> None:
+    def response_format(self, form: str, *, schema: dict[str, Any] | None = None, **fields: Any) -> None:
         """Set the format of the answer: one recipe uses only its schema, the other the whole."""
         response_format: dict[str, Any] = {"type": form}
         if schema is not None:
@@ -318,7 +318,7 @@ class Draft:
         left = self.body.left
         model = left.pop("model", None)
         if model is not None and not isinstance(model, str):
-            raise wrong("$.model", "a string")
+            raise shape_error("$.model", "a string")
         if not model:
             hint = "Pass model=… where the body does not name it."
             raise ContractError("$.model must be a non-empty string.", path="$.model", hint=hint)
@@ -365,7 +365,7 @@ def located(kind: str, url: str, path: str, **fields: Any) -> Block:
         return block_of(kind, url=url, **fields)
     head, comma, data = url[len("data:") :].partition(",")
     if not comma:
-        raise wrong(path, "a data: URL with a comma")
+        raise shape_error(path, "a data: URL with a comma")
     media_type, *options = head.split(";")
     digest = digest_of_base64(data, path) if "base64" in options else _digest(urllib.parse.unquote_to_bytes(data))
     return block_of(kind, mediaType=media_type or None, digest=digest, **fields)
@@ -377,7 +377,7 @@ def digest_of_base64(data: Any, path: str) -> str:
     try:
         return _digest(base64.b64decode(text + "=" * (-len(text) % 4), validate=True))
     except (binascii.Error, ValueError):
-        raise wrong(path, "base64") from None
+        raise shape_error(path, "base64") from None
 
 
 def _digest(content: bytes) -> str:

@@ -12,9 +12,9 @@ from antiphon.llm._draft import (
     block_of,
     digest_of_base64,
     elements,
+    shape_error,
     text_block,
     with_vendor_fields,
-    wrong,
 )
 
 _CHOICES: Final = {"auto": "auto", "none": "none", "any": "required"}
@@ -34,7 +34,7 @@ def read(draft: Draft) -> None:
     if system:
         draft.messages.append(draft.message("system", list(_content(draft, system, "$.system"))))
     if "messages" not in body.left:
-        raise wrong("$.messages", "a list of messages")
+        raise shape_error("$.messages", "a list of messages")
     for value, path in body.items("messages"):
         _message(draft, Fields(value, path))
     for value, path in body.items("tools"):
@@ -52,11 +52,11 @@ def read(draft: Draft) -> None:
 def _message(draft: Draft, message: Fields) -> None:
     role = message.text("role")
     if role not in ("user", "assistant", "system"):
-        raise wrong(f"{message.path}.role", "one of user, assistant")
+        raise shape_error(f"{message.path}.role", "one of user, assistant")
     content = message.take("content")
     path = f"{message.path}.content"
     if content is None:
-        raise wrong(path, "a string or a list of blocks")
+        raise shape_error(path, "a string or a list of blocks")
     draft.add_turn(role, _content(draft, content, path, results=role == "user"), message.left)
 
 
@@ -165,6 +165,6 @@ def _answer_form(draft: Draft) -> None:
         return
     given = Fields(value, path)
     if given.text("type") == "json_schema":
-        draft.answer_form("json", schema=given.object("schema"), value=given.left)
+        draft.response_format("json", schema=given.object("schema"), value=given.left)
     else:
-        draft.answer_form("vendor", value=value)
+        draft.response_format("vendor", value=value)

@@ -13,9 +13,9 @@ from antiphon.llm._draft import (
     block_of,
     digest_of_base64,
     elements,
+    shape_error,
     text_block,
     with_vendor_fields,
-    wrong,
 )
 
 _ROLES: Final = {"user": "user", "model": "assistant", "function": "user", "tool": "user", "system": "system"}
@@ -65,10 +65,10 @@ def _content(draft: Draft, value: Any, path: str, role: str = "") -> None:
     said = content.text("role") or "user"
     role = role or _ROLES.get(said, "")
     if not role:
-        raise wrong(f"{path}.role", "one of user, model")
+        raise shape_error(f"{path}.role", "one of user, model")
     parts = content.take("parts")
     if parts is None:
-        raise wrong(f"{path}.parts", "a list of parts")
+        raise shape_error(f"{path}.parts", "a list of parts")
     given = elements([parts] if isinstance(parts, dict) else parts, f"{path}.parts")
     draft.add_turn(role, (_part(draft, part, at) for part, at in given), content.left)
 
@@ -191,9 +191,9 @@ def _generation(draft: Draft) -> None:
         schema = json_schema(given)
     mime = config.text("responseMimeType", "response_mime_type")
     if schema is not None or mime == "application/json":
-        draft.answer_form("json", schema=schema)
+        draft.response_format("json", schema=schema)
     elif mime == "text/plain":
-        draft.answer_form("text")
+        draft.response_format("text")
     if mime not in (None, "application/json", "text/plain"):
         draft.option("generationConfig.responseMimeType", mime)
     draft.options(config, "generationConfig.")
@@ -205,6 +205,6 @@ def _safety(draft: Draft) -> None:
         setting = dict(as_object(value, path))
         category = as_text(setting.pop("category", None), f"{path}.category")
         if category in settings:
-            raise wrong(f"{path}.category", "named once")
+            raise shape_error(f"{path}.category", "named once")
         settings[category] = setting["threshold"] if setting.keys() == {"threshold"} else setting
     draft.set("safetySettings", settings or None)

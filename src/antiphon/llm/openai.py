@@ -15,9 +15,9 @@ from antiphon.llm._draft import (
     digest_of_base64,
     elements,
     located,
+    shape_error,
     text_block,
     with_vendor_fields,
-    wrong,
 )
 
 _RESPONSES_ROLES: Final = ("system", "developer", "user", "assistant")
@@ -38,7 +38,7 @@ def read_chat(draft: Draft) -> None:
     """Move everything from the body of a chat completion into *draft*."""
     left = draft.body.left
     if "messages" not in left:
-        raise wrong("$.messages", "a list of messages")
+        raise shape_error("$.messages", "a list of messages")
     for index, value in enumerate(as_list(left.pop("messages"), "$.messages")):
         if type(value) is dict and len(value) == 2 and value.get("role") in _TEXT_ROLES:
             text = value.get("content")
@@ -122,7 +122,7 @@ def _chat_message(draft: Draft, message: Fields) -> None:
 def _role(message: Fields, roles: Sequence[str]) -> str:
     role: Any = message.left.pop("role", "")
     if role not in roles:
-        raise wrong(f"{message.path}.role", f"one of {', '.join(roles)}" if isinstance(role, str) else "a string")
+        raise shape_error(f"{message.path}.role", f"one of {', '.join(roles)}" if isinstance(role, str) else "a string")
     return "tool" if role == "function" else role
 
 
@@ -151,7 +151,7 @@ def _custom_call(draft: Draft, name: str, given: Fields, call_id: str | None) ->
 def _input(draft: Draft, value: Any) -> None:
     if value is None:
         if draft.body.left.keys().isdisjoint(("prompt", "previous_response_id", "conversation")):
-            raise wrong("$.input", "a string or a list of items")
+            raise shape_error("$.input", "a string or a list of items")
     elif isinstance(value, str):
         draft.messages.append({"role": "user", "content": value})
     else:
@@ -193,7 +193,7 @@ class _Items:
         elif kind in ("function_call_output", "custom_tool_call_output"):
             call_id = item.need_text("call_id")
             if "output" not in item.left:
-                raise wrong(f"{path}.output", "a string or a list of parts")
+                raise shape_error(f"{path}.output", "a string or a list of parts")
             self._tool(call_id, _content(self._draft, item.take("output"), f"{path}.output"))
         elif kind.endswith("_output"):
             self._tool(item.text("call_id"), [self._draft.vendor_block(value, path)])
@@ -329,12 +329,12 @@ def _response_format(draft: Draft, value: Any, path: str, *, nested: str) -> Non
     given = Fields(value, path)
     kind = given.text("type")
     if kind == "text":
-        draft.answer_form("text", value=given.left)
+        draft.response_format("text", value=given.left)
     elif kind == "json_object":
-        draft.answer_form("json", value=given.left)
+        draft.response_format("json", value=given.left)
     elif kind == "json_schema":
         inner = Fields(given.take(nested), f"{path}.{nested}") if nested else given
         schema, name, strict = inner.object("schema"), inner.text("name"), inner.flag("strict")
-        draft.answer_form("json", schema=schema, name=name, strict=strict, value=inner.left)
+        draft.response_format("json", schema=schema, name=name, strict=strict, value=inner.left)
     else:
-        draft.answer_form("vendor", value=value)
+        draft.response_format("vendor", value=value)

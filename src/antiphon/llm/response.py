@@ -23,12 +23,12 @@ from typing import Any, Final, Literal, NamedTuple
 from antiphon.canonical import parse_json
 from antiphon.errors import CanonicalError
 
-__all__ = ["EnvelopeKind", "envelope_kind", "outcome_of", "response_dialect", "summarise", "told"]
+__all__ = ["EnvelopeKind", "envelope_kind", "outcome_of", "response_dialect", "summarise", "usage_and_stop"]
 
 EnvelopeKind = Literal["valid", "refusal", "unknown"]
 Verdict = tuple[EnvelopeKind, str | None]
 Path = tuple[str | int, ...]
-Told = tuple[dict[str, int | None], Any]
+UsageAndStop = tuple[dict[str, int | None], Any]
 """Usage and stop reason."""
 
 _UNKNOWN: Final[Verdict] = ("unknown", None)
@@ -91,14 +91,14 @@ def summarise(response: Any, provider: str | None = None) -> dict[str, Any]:
     dialect = response_dialect(response, provider)
     if dialect is not None:
         _DIALECTS[dialect].read(response, summary)
-    summary["usage"], summary["stopReason"] = told(response, provider)
+    summary["usage"], summary["stopReason"] = usage_and_stop(response, provider)
     summary["refusal"] = reason
     if kind == "unknown":
         summary["raw"] = response
     return summary
 
 
-def told(response: Any, provider: str | None = None) -> Told:
+def usage_and_stop(response: Any, provider: str | None = None) -> UsageAndStop:
     """Usage and stop reason of an answer, as :func:`summarise` gives them."""
     dialect = response_dialect(response, provider)
     if dialect is None:
@@ -117,7 +117,7 @@ def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
         return "ok", {}
     body = response if type(response) is dict else dict(response)
     kind, reason = envelope_kind(body, provider)
-    usage, stop = told(body, provider)
+    usage, stop = usage_and_stop(body, provider)
     meta: dict[str, Any] = {"usage": usage, "stopReason": stop}
     return ("refusal", {**meta, "refusalReason": reason}) if kind == "refusal" else ("ok", meta)
 

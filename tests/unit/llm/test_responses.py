@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.llm.response import envelope_kind, response_dialect, summarise, told
+from antiphon.llm.response import envelope_kind, response_dialect, summarise, usage_and_stop
 from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "responses.json").read_text())
@@ -21,7 +21,7 @@ DIALECTS = ("openai-chat", "openai-responses", "anthropic", "gemini", "bedrock")
 def test_answers(vector: dict[str, Any]) -> None:
     before = json.dumps(vector["response"])
     assert summarise(vector["response"], vector["provider"]) == vector["summary"]
-    usage, stop = told(vector["response"], vector["provider"])
+    usage, stop = usage_and_stop(vector["response"], vector["provider"])
     assert (usage, stop) == (vector["summary"]["usage"], vector["summary"]["stopReason"])
     kind, reason = envelope_kind(vector["response"], vector["provider"])
     assert (kind, reason) == (vector["summary"]["kind"], vector["summary"]["refusal"])
