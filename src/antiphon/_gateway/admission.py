@@ -111,7 +111,7 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
     if call.outer is not None and policy.mode != "disabled" and is_held(call.key):
         return answered(call, outcomes.reentrant(plan.name))
     for breaker in policy.path:
-        if breaker.pass_for_all is None and (refusal := breaker.peek(now)) is not None and plan.heeds(refusal):
+        if breaker.pass_for_all is None and (refusal := breaker.peek(now)) is not None and plan.enforces(refusal):
             return _refused(call, refusal)
     if call.run is not None and call.run.scope.sagas and (closed := undo.join(call)) is not None:
         return answered(call, closed)
@@ -133,7 +133,7 @@ def _refused(call: GuardedCall, refusal: Refusal) -> Step:
     if call.policy.unclaimed:
         return claim.held_back(call, refusal)
     call.refusal = refusal
-    look = (call.key, call.identity, call.plan.plans.store_breaker.look_s, claim.looked)
+    look = (call.key, call.identity, call.plan.plans.store_breaker.look_s, claim.on_record)
     return _new(Look, look)
 
 
@@ -143,7 +143,7 @@ def _waits_for_news(plan: Plan) -> bool:
     watcher = plans.watcher
     if not plan.off and (plan.shadow is None or not watcher.beside):
         return True
-    plans.look()
+    plans.check_for_changes()
     if not plan.off and watcher.takes():
         watcher.do(watcher.exchange)
     return False

@@ -82,7 +82,7 @@ def _take_permits(call: GuardedCall) -> Refusal | None:
         if permit.transitions:
             _moved(call, breaker, permit.transitions)
         if isinstance(permit, Refusal):
-            if call.plan.heeds(permit):
+            if call.plan.enforces(permit):
                 _vote(call, None)
                 return permit
             if call.plan.pass_through:

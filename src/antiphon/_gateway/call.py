@@ -40,7 +40,7 @@ _held, _set_held = held.get, held.set
 class Extras:
     """State that only calls off the plain path need. Plain calls share one instance, which is never changed."""
 
-    look_s: float = 1.0
+    poll_interval_s: float = 1.0
     """Seconds until a waiter polls, unnotified, whether the holder's process still exists."""
     waited_for = 0
     """The in-flight version that this call has been waiting for."""
@@ -61,7 +61,7 @@ class Extras:
     last: Outcome | None = None
     """The outcome of the last attempt, if another one may follow."""
     retried: tuple[Retried, ...] = ()
-    looked = False
+    was_reread = False
     """Whether the record was read after it could not be settled."""
     left = False
     """Its caller is gone: only the record remains to be written."""

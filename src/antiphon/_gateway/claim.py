@@ -55,7 +55,7 @@ from antiphon.ports import Begun, Claimed, Existing, Pinned, Settlement
 
 log = logging.getLogger("antiphon.gateway")
 
-_LONGEST_LOOK_S = 5.0
+_LONGEST_POLL_S = 5.0
 _LONGEST_PAUSE_S = 1.0
 _MOST_REFUSALS = 32
 _IN_FLIGHT = (rules.Wait, rules.Busy)
@@ -166,7 +166,7 @@ def _pinned(call: GuardedCall) -> Step:
     return answered(call, outcomes.id_conflict(call.plan.name, call.call_id or call.request_id))
 
 
-def looked(call: GuardedCall, reply: Existing | None) -> Step:
+def on_record(call: GuardedCall, reply: Existing | None) -> Step:
     """Act on the record that is there now."""
     refusal = call.refusal
     if refusal is None:
@@ -193,7 +193,7 @@ def held_back(call: GuardedCall, refusal: Refusal) -> Step:
 def _claimant(call: GuardedCall) -> rules.Claimant:
     """What the rules need to know of the call."""
     policy, extras = call.policy, call.extras
-    claimant = rules.Claimant(call.identity, *policy.terms)
+    claimant = rules.Claimant(call.identity, *policy.claim_terms)
     if policy.given_key is not None:
         claimant = replace(claimant, params_digest=_digest(call.params), given_key=True, gate_ms=0)
     if extras is not NO_EXTRAS:
@@ -234,7 +234,7 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
             return answered(call, outcomes.conflict(record.tool))
         case rules.Conflict():
             call.key = f"{call.key}.{call.pair[1][:32]}"
-            return Read(call.key, call.identity, looked)
+            return Read(call.key, call.identity, on_record)
         case rules.Undone():
             return answered(call, outcomes.undone(plan.name))
         case rules.Unknown(record, mark):
@@ -288,7 +288,8 @@ def _wait(call: GuardedCall, found: DedupeRecord, seconds: float) -> Step:
     if plan.plans.inline_kind == "sync" and _in_event_loop():
         return _in_flight(call, found, "a synchronous gateway does not wait inside an event loop")
     extras.waited_for = extras.waited_for or found.version
-    seconds, extras.look_s = min(seconds, extras.look_s), min(extras.look_s * 2, _LONGEST_LOOK_S)
+    seconds = min(seconds, extras.poll_interval_s)
+    extras.poll_interval_s = min(extras.poll_interval_s * 2, _LONGEST_POLL_S)
     if deadline is not None:
         seconds = min(seconds, deadline - plan.monotonic())
         if seconds <= 0:
@@ -306,7 +307,7 @@ def _in_flight(call: GuardedCall, found: DedupeRecord, why: str) -> Step:
 
 
 def _woken(call: GuardedCall, _: None) -> Step:
-    return Read(call.key, call.identity, looked)
+    return Read(call.key, call.identity, on_record)
 
 
 def _in_event_loop() -> bool:
@@ -441,7 +442,7 @@ def looked_at_alias(call: GuardedCall, got: Existing | None) -> Step:
     if got is None or got.own is None or got.own.version == _found(call).version:
         return _reused(call)
     call.outcome = None
-    return Read(call.key, call.identity, looked)
+    return Read(call.key, call.identity, on_record)
 
 
 def not_remembered(call: GuardedCall, error: StoreError) -> Step:
@@ -619,7 +620,7 @@ def _reconciled_kept(call: GuardedCall, ref: str) -> Step:
 
 def _marked(call: GuardedCall, version: int | None) -> Step:
     refused = None if version is not None else refused_again(call)
-    return refused or Read(call.key, call.identity, looked)
+    return refused or Read(call.key, call.identity, on_record)
 
 
 def _resolved(call: GuardedCall, version: int | None) -> Step:
@@ -628,7 +629,7 @@ def _resolved(call: GuardedCall, version: int | None) -> Step:
     if version is None:
         return Read(call.key, call.identity, _not_kept)
     if outcome is None:
-        return Read(call.key, call.identity, looked)
+        return Read(call.key, call.identity, on_record)
     if found.request.identity == call.identity:
         return answered(call, outcome)
     call.reuse = rules.Reuse(replace(found, version=version), "completed", shared=False)
@@ -640,7 +641,7 @@ def _not_kept(call: GuardedCall, got: Existing | None) -> Step:
     version = _found(call).version
     if got is None or version not in (got.current.version, got.own and got.own.version):
         call.outcome = None
-        return looked(call, got)
+        return on_record(call, got)
     if call.outcome is not None:
         return answered(call, call.outcome)
     return _take(call, version) if got.current.version == version else still_unknown(call)

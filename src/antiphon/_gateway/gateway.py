@@ -446,7 +446,7 @@ class Gateway(BaseGateway):
                 if plan.bypass is not None:
                     if plan.monotonic() < plans.next_refresh:
                         return plan.bypass(*args, **kwargs)
-                    plans.look()
+                    plans.check_for_changes()
                     return guarded(*args, **kwargs)
             call = make(plan, plan.bind(*args, **kwargs))
             outcome = run_sync(call, world)
@@ -548,7 +548,7 @@ class AsyncGateway(BaseGateway):
                     plan = self._plan_of_a_call(tool, given)
                 if plan.bypass is not None:
                     if plan.monotonic() >= plans.next_refresh:
-                        plans.look()
+                        plans.check_for_changes()
                         return await guarded(*args, **kwargs)
                     if tool.kind != "sync":
                         value = plan.bypass(*args, **kwargs)

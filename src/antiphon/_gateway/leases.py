@@ -64,7 +64,7 @@ class Lease(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Left:
+class PendingOutcome:
     """A call that its caller left, and the step to continue with."""
 
     call: Lease
@@ -99,7 +99,7 @@ class Leases:
         """When to check next; later calls with longer leases need not change it."""
         self._attached = attached
         """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
-        self._unfinished: list[Left] = []
+        self._unfinished: list[PendingOutcome] = []
         self.resume: Callable[[SyncJournal, Any, Any], None] = _nothing
         """Continues a call on this thread's journal."""
         self.regain: Callable[[SyncJournal, Any], bool | None] = _nothing
@@ -139,7 +139,7 @@ class Leases:
             self._unfinished.pop(0)
             log.error("too many calls wait for the store; one was given up: its claim ends with its lease")
         due = self._clock.monotonic() + after_s if after_s else 0.0
-        self._unfinished.append(Left(call, step, due))
+        self._unfinished.append(PendingOutcome(call, step, due))
         if self._attached:
             _service.keep(self)
         self._hurry()
@@ -225,7 +225,7 @@ class Leases:
                 self._drop(left)
         return None
 
-    def _refusal_of_all(self, journal: SyncJournal, left: Left, error: Exception) -> StoreError | None:
+    def _refusal_of_all(self, journal: SyncJournal, left: PendingOutcome, error: Exception) -> StoreError | None:
         """Why the store accepts no write; ``None`` if it refuses this one only."""
         if not isinstance(error, StoreUnavailable):
             return None
@@ -237,7 +237,7 @@ class Leases:
             return refusal
         return None
 
-    def _put_off(self, left: Left, error: Exception, now: float) -> None:
+    def _put_off(self, left: PendingOutcome, error: Exception, now: float) -> None:
         """The store accepts other writes: retry this one less and less often, and not forever."""
         left.tries += 1
         left.due = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**left.tries)
@@ -248,7 +248,7 @@ class Leases:
         said = "the end of a call cannot be written and is given up: its claim ends with its lease\n%s"
         log.error(said, traceback_of(error))
 
-    def _drop(self, left: Left) -> None:
+    def _drop(self, left: PendingOutcome) -> None:
         with contextlib.suppress(ValueError):  # there were too many
             self._unfinished.remove(left)
         if not self._unfinished:
@@ -285,7 +285,7 @@ class Leases:
             self.renew_due(journal, now)
             self._plan()
         nap = self._next - now
-        return min(nap, _janitor.look(self._place, self.journal, now)) if self._sweeps else nap
+        return min(nap, _janitor.sweep_if_due(self._place, self.journal, now)) if self._sweeps else nap
 
     def journal(self) -> SyncJournal:
         """The journal that the store's breaker does not block."""
@@ -428,7 +428,7 @@ class Janitor:
         self._due: dict[str, float] = {}
         self._random = random.Random()
 
-    def look(self, place: str, journal: Callable[[], SyncJournal], now: float) -> float:
+    def sweep_if_due(self, place: str, journal: Callable[[], SyncJournal], now: float) -> float:
         """Sweep the store at *place* if it is due; seconds until it is due again."""
         due = self._due.get(place)
         if due is None:

@@ -128,6 +128,7 @@ class Policy:
     """What applies to one call. Calls without options share the one of their plan."""
 
     __slots__ = (
+        "claim_terms",
         "deadline",
         "given_key",
         "inline",
@@ -139,7 +140,6 @@ class Policy:
         "retry_safe",
         "reuse",
         "safety",
-        "terms",
         "timeout_s",
         "unclaimed",
     )
@@ -154,8 +154,8 @@ class Policy:
         self.safety: bool = options.safety_critical
         self.retry_safe: bool = options.retry_safe or tool.spec.forward_key
         self.reuse: Any = _first(tool.reuse_default, options.reuse, "turn")
-        best, again = self.mode == "bestEffort", tool.spec.after_undo == "run"
-        self.terms: tuple[Any, ...] = ("", plan.idempotent, False, best, self.reuse, 0, False, plan.ttl_ms, None, again)
+        best, again, gate = self.mode == "bestEffort", tool.spec.after_undo == "run", plan.ttl_ms
+        self.claim_terms: tuple[Any, ...] = ("", plan.idempotent, False, best, self.reuse, 0, False, gate, None, again)
         """The :class:`~antiphon.decide.claim.Claimant` of a plain call, without its identity."""
         self.max_attempts: int = _least(tool.retry.max_attempts, options.max_attempts) if guarded else 1
         self.max_elapsed_ms: int = _least(tool.retry.max_elapsed_ms, options.max_elapsed_ms)
@@ -365,7 +365,7 @@ class Plan:
         if self._keyed is not None:
             self._keyed.outdate()
 
-    def heeds(self, refusal: Refusal) -> bool:
+    def enforces(self, refusal: Refusal) -> bool:
         """Whether an open breaker stops a call: always, if somebody forced it open (D32)."""
         return self.open_mode or (refusal.state == "FORCED_OPEN" and not self.pass_through)
 
@@ -496,7 +496,7 @@ class Plans:
         """The states of breakers that other processes have yet to be told."""
         return [(name, self.breakers.row(name, breaker)) for name, breaker in tuple(self.unshared.items())]
 
-    def look(self) -> None:
+    def check_for_changes(self) -> None:
         """Check what needs no store: changed settings, and log levels."""
         self.reload()
         self.refreshed()

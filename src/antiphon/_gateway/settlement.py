@@ -344,7 +344,7 @@ def _stood(call: GuardedCall, version: int | None) -> Step:
     if call.extras.left:
         call.version = version or 0
         return DONE
-    call.off_path().looked = True
+    call.off_path().was_reread = True
     return settled(call, version)
 
 
@@ -357,7 +357,7 @@ def still_not_recorded(call: GuardedCall, error: StoreError) -> Step:
     assert call.settlement is not None
     leave(call, call.settlement)
     _not_recorded(call, error)
-    call.off_path().looked = True
+    call.off_path().was_reread = True
     return settled(call, 0)
 
 
@@ -397,7 +397,7 @@ def settled(call: GuardedCall, version: int | None) -> Step:
     """The record is written (0: there is none; ``None``: it is another's by now); tell turn and loop guard."""
     plan, run, turn = call.plan, call.run, call.turn
     if version is None and not plan.pass_through:
-        if not call.extras.looked:
+        if not call.extras.was_reread:
             return Read(call.key, call.identity, stands)
         plan.reporter.fenced(call)
         call.result().note(fenced=True)

@@ -79,7 +79,7 @@ class StreamState:
 
     def break_off(self, journal: Any, why: str) -> None:
         """End the stream from another thread (the idle limit); a later pull reports it."""
-        step = self.end(_Left(why), why)
+        step = self.end(_ReaderIdle(why), why)
         if step is not None:
             self.call.plan.plans.leases.resume(journal, self.call, step)
 
@@ -99,7 +99,7 @@ class StreamState:
             return step
 
 
-class _Left(GeneratorExit):
+class _ReaderIdle(GeneratorExit):
     """The reader was idle for too long."""
 
 

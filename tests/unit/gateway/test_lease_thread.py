@@ -478,15 +478,15 @@ class _Swept:
 def test_the_janitor_sweeps_once_a_minute_or_so_and_goes_on_while_there_is_more() -> None:
     janitor = Janitor()
     journal: Any = _Swept(3, module.PORTION, 0, None)
-    first = janitor.look("a", lambda: journal, 100.0)
+    first = janitor.sweep_if_due("a", lambda: journal, 100.0)
     assert 30.0 <= first <= 90.0
-    assert janitor.look("a", lambda: journal, 101.0) == pytest.approx(first - 1.0)
+    assert janitor.sweep_if_due("a", lambda: journal, 101.0) == pytest.approx(first - 1.0)
     assert len(journal.portions) == 4
     due = 100.0 + first
     for expected in ((30.0, 90.0), (1.0, 1.0), (30.0, 90.0), (30.0, 90.0)):
-        pause = janitor.look("a", lambda: journal, due)
+        pause = janitor.sweep_if_due("a", lambda: journal, due)
         assert expected[0] <= pause <= expected[1]
-        assert janitor.look("a", lambda: journal, due + pause / 2) == pytest.approx(pause / 2)
+        assert janitor.sweep_if_due("a", lambda: journal, due + pause / 2) == pytest.approx(pause / 2)
         due += pause
     assert journal.portions == []
     pauses = [janitor._pause() for _ in range(1_000)]
@@ -503,7 +503,7 @@ def test_only_a_store_that_others_share_is_swept(monkeypatch: pytest.MonkeyPatch
             asked.append(place)
         return 3.0
 
-    monkeypatch.setattr(module._janitor, "look", swept)
+    monkeypatch.setattr(module._janitor, "sweep_if_due", swept)
     shared, own = Heard("memory://shared"), MemoryStore()
     for store, nap in ((shared, 3.0), (own, float("inf"))):
         leases = Leases(store, Clock(), Settings())
@@ -631,7 +631,7 @@ def test_a_store_is_probed_with_a_write_that_changes_nothing() -> None:
     leases, _ = detached()
     asked: list[Any] = []
     journal: Any = type("Journal", (), {"renew": lambda self, *arguments: asked.append(arguments)})()
-    left = module.Left(_Claimed(1), None)
+    left = module.PendingOutcome(_Claimed(1), None)
     assert leases._refusal_of_all(journal, left, StoreUnavailable("Others keep it locked.")) is None
     assert asked == [(PROBE, 0, 1)]
 
@@ -778,7 +778,7 @@ def test_who_is_woken_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
     leases._hurry()
     assert leases.woken[1:] == ["thread", "mender"]
     leases.breaker.is_open = False
-    leases._unfinished.append(module.Left(_Claimed(1), None))
+    leases._unfinished.append(module.PendingOutcome(_Claimed(1), None))
     leases._hurry()
     assert leases.woken[3:] == ["thread", "mender"]
     leases.woken.clear()
@@ -830,7 +830,7 @@ def test_a_call_that_is_left_while_the_last_one_is_written_is_not_forgotten(monk
     leases, _ = detached()
     leases.finish(_Claimed(1), None)
     kept: list[Any] = []
-    late = module.Left(_Claimed(2), None)
+    late = module.PendingOutcome(_Claimed(2), None)
     monkeypatch.setattr(module._service, "leave", lambda one: one is leases and leases._unfinished.append(late))
     monkeypatch.setattr(module._service, "keep", kept.append)
     leases._drop(leases._unfinished[0])

@@ -272,10 +272,10 @@ def test_a_waiter_looks_less_and_less_often_and_not_beyond_its_deadline() -> Non
     call = table.admitted(deadline_at_ms=table.clock.now_ms() + 4_500)
     busy = table.existing(table.record(call, "inflight"))
     naps = []
-    while isinstance(step := claim.looked(call, busy), Wait):
+    while isinstance(step := claim.on_record(call, busy), Wait):
         naps.append(step.seconds)
         table.clock.advance(step.seconds)
-        assert step.then(call, None) == Read(call.key, call.identity, claim.looked)
+        assert step.then(call, None) == Read(call.key, call.identity, claim.on_record)
         busy = table.existing(table.record(call, "inflight"))
     assert naps == [1.0, 2.0, 1.5]
     assert step is DONE
@@ -287,7 +287,7 @@ def test_who_waited_shares_the_answer_and_is_remembered() -> None:
     call = table.admitted()
     claim.claimed(call, table.existing(table.record(call, "inflight")))
     done = table.record(call, "done", payload=PAYLOAD, version=8)
-    assert claim.looked(call, table.existing(done)) == Alias(call.key, "mine", 8, claim.aliased)
+    assert claim.on_record(call, table.existing(done)) == Alias(call.key, "mine", 8, claim.aliased)
     assert claim.aliased(call, True) is DONE
     assert told(call) == ("sent", True)
     assert call.result().matched_on == "inflight"
@@ -300,14 +300,14 @@ def test_who_was_not_remembered_looks_who_was_faster() -> None:
     claim.claimed(call, table.existing(done))
     assert claim.aliased(call, False) == Read(call.key, "mine", claim.looked_at_alias)
     own = table.record(call, "done", payload=msgspec.Raw(b'"another"'), identity="mine", version=8)
-    assert claim.looked_at_alias(call, table.existing(done, own)) == Read(call.key, "mine", claim.looked)
-    assert claim.looked(call, table.existing(done, own)) is DONE
+    assert claim.looked_at_alias(call, table.existing(done, own)) == Read(call.key, "mine", claim.on_record)
+    assert claim.on_record(call, table.existing(done, own)) is DONE
     assert told(call) == ("another", True)
 
 
 def test_nothing_there_any_more_is_a_new_beginning() -> None:
     call = Table().admitted()
-    assert claim.looked(call, None) is BEGIN
+    assert claim.on_record(call, None) is BEGIN
 
 
 def test_other_parameters_are_a_conflict_or_a_call_of_their_own() -> None:
@@ -323,7 +323,7 @@ def test_other_parameters_are_a_conflict_or_a_call_of_their_own() -> None:
             assert step is DONE
             assert told(call) == ("idempotency_conflict", False)
         else:
-            assert step == Read(call.key, call.identity, claim.looked)
+            assert step == Read(call.key, call.identity, claim.on_record)
             assert call.key.startswith(f"{key}.")
 
 
@@ -353,13 +353,13 @@ def test_what_a_read_back_says(answer: Any, follows: Any) -> None:
         "cancelled" if isinstance(answer, DidNotHappen) else "done",
     )
     if isinstance(answer, DidNotHappen):
-        assert step.then(call, 8) == Read(call.key, "mine", claim.looked)
+        assert step.then(call, 8) == Read(call.key, "mine", claim.on_record)
     else:
         assert step.then(call, 8) == Alias(call.key, "mine", 8, claim.aliased)
         assert call.outcome is not None
     assert step.then(call, None) == Read(call.key, "mine", claim._not_kept)  # another one settled it, or followed it
     moved_on = table.existing(table.record(call, "done", version=THEIRS + 100))
-    assert claim._not_kept(call, moved_on) == claim.looked(call, moved_on)
+    assert claim._not_kept(call, moved_on) == claim.on_record(call, moved_on)
 
 
 # -- in shadow -----------------------------------------------------------------------------------------------------
@@ -405,12 +405,12 @@ def test_a_call_that_comes_too_late_is_answered() -> None:
 def test_while_a_breaker_is_open_only_a_record_can_answer() -> None:
     table = Table(breaker=BreakerPolicy(forced_open=True))
     call = table.call(mode="enforced")
-    assert admit(call) == Look(call.key, "mine", 0.1, claim.looked)
-    assert claim.looked(call, None) is DONE
+    assert admit(call) == Look(call.key, "mine", 0.1, claim.on_record)
+    assert claim.on_record(call, None) is DONE
     assert told(call) == ("circuit_open", False)
     call = table.call(mode="enforced")
     admit(call)
-    assert claim.looked(call, table.existing(table.record(call, "done", payload=PAYLOAD, identity="mine"))) is DONE
+    assert claim.on_record(call, table.existing(table.record(call, "done", payload=PAYLOAD, identity="mine"))) is DONE
     assert told(call) == ("sent", True)
 
 
