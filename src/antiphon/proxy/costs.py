@@ -15,7 +15,7 @@ import orjson
 from antiphon._recording.run import Run
 from antiphon._scope import Site
 from antiphon.adapters._wire import chunk_bytes
-from antiphon.llm.response import told
+from antiphon.llm.response import usage_and_stop
 from antiphon.llm.stream import assemble_response, sse_events
 from antiphon.ops.costs import CHARGES, CostMeter, model_of, paid_usage, tokens_of
 
@@ -99,7 +99,7 @@ class Estimates:
     def charge(self, request: Unrecorded, heard: Sequence[bytes]) -> None:
         """Charge the run for a request that is not recorded, by the chunks of its answer."""
         parts = _parts(heard)
-        usages = (told(part, request.provider)[0] for part in reversed(parts))
+        usages = (usage_and_stop(part, request.provider)[0] for part in reversed(parts))
         usage: Any = next((usage for usage in usages if tokens_of(usage) != (0, 0)), None)
         if usage is None:
             usage = self._estimated(request.model, request.body, [text for part in parts for text in _texts(part)])
