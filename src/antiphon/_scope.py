@@ -38,7 +38,7 @@ log = logging.getLogger("antiphon.run")
 
 
 EARLIER = "earlier"
-"""Where the scope of a resumed run keeps what the run had before (:class:`antiphon._recording.resumed.Earlier`)."""
+"""Where the scope of a resumed run keeps its :class:`antiphon._recording.resumed.EarlierAttempt`."""
 
 
 class Site(NamedTuple):

@@ -16,8 +16,8 @@ import orjson
 
 from antiphon._recording.foreign import (
     Completeness,
-    Lines,
-    Told,
+    EventBuilder,
+    ImportedRun,
     answer_of,
     assistant,
     ms_of,
@@ -110,7 +110,7 @@ def is_atif(document: Any) -> bool:
     return isinstance(document, dict) and str(document.get("schema_version", "")).startswith(_PREFIX)
 
 
-def runs_of(document: dict[str, Any], *, tenant: str, workspace: str, depth: int = 0) -> Iterator[Told]:
+def runs_of(document: dict[str, Any], *, tenant: str, workspace: str, depth: int = 0) -> Iterator[ImportedRun]:
     """The run of the trajectory, then those of the agents it delegated to, if they are in the file."""
     version = str(document.get("schema_version", "")).removeprefix(_PREFIX)
     if not version.startswith("1."):
@@ -164,9 +164,9 @@ class _Writer:
             tool_schemas={name: one for one in agent.tool_definitions or () if (name := _name(one))},
             tags={"imported": FORMAT, "agentVersion": agent.version[:100]},
         )
-        self._lines = Lines(self.manifest.id, self.manifest.started_at_ms)
+        self._lines = EventBuilder(self.manifest.id, self.manifest.started_at_ms)
 
-    def told(self) -> Told:
+    def told(self) -> ImportedRun:
         """The run, with its completeness in the event ``import``."""
         trajectory, lines = self._trajectory, self._lines
         users = [step for step in trajectory.steps if step.source == "user"]
@@ -192,7 +192,7 @@ class _Writer:
         said["completeness"] = self._told.to_wire()  # known once all steps are read
         lines.at_ms = self.manifest.finished_at_ms or 0
         lines.add("run.finished", {"status": "completed", "output": self._output})
-        return Told(self.manifest, lines.events, self._digest)
+        return ImportedRun(self.manifest, lines.events, self._digest)
 
     def _step(self, number: int, step: _Step, raw: dict[str, Any]) -> None:
         if step.step_id != number:

@@ -24,7 +24,7 @@ WITHOUT_CODE = ("atif", "otel")
 Place = dict[str, Any]
 
 
-class Told(NamedTuple):
+class ImportedRun(NamedTuple):
     """A run read from a file."""
 
     manifest: RunManifest
@@ -68,7 +68,7 @@ def overall(fields: Mapping[str, Mapping[str, int]]) -> float:
     return round(sum(shares) / len(shares), 4) if shares else 0.0
 
 
-def together(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_completeness(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The completeness of several runs: their counts summed; ``overall`` is computed from the sums."""
     fields: dict[str, dict[str, int]] = {}
     for one in many:
@@ -79,7 +79,7 @@ def together(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"overall": overall(fields), "fields": fields}
 
 
-class Lines:
+class EventBuilder:
     """Writes the events of an imported run, numbered like our own."""
 
     def __init__(self, run: str, at_ms: int) -> None:
@@ -205,13 +205,13 @@ def answer_of(message: dict[str, Any], model: str | None, finish: str | None = N
     return {"choices": [choice], **({"model": model} if model else {})}
 
 
-def usage_of(given: Any, taken: Any) -> dict[str, int | None]:
+def usage_of(input_tokens: Any, output_tokens: Any) -> dict[str, int | None]:
     """Tokens in and out, if they are numbers."""
 
     def count(value: Any) -> int | None:
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
-    return {"inputTokens": count(given), "outputTokens": count(taken)}
+    return {"inputTokens": count(input_tokens), "outputTokens": count(output_tokens)}
 
 
 def conversation(events: Sequence[Event]) -> list[dict[str, Any]]:

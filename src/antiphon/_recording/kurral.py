@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from antiphon._recording.artifact import LAST_MS, Facts, resolved, tool_calls
-from antiphon._recording.foreign import Lines, error_of, hashed_id, ms_of, usable_id, whole_ms
+from antiphon._recording.foreign import EventBuilder, error_of, hashed_id, ms_of, usable_id, whole_ms
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError
 
@@ -69,7 +69,7 @@ def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
 
 def events_of(document: dict[str, Any], manifest: RunManifest) -> list[Event]:
     """The events that an equal run of ours would have, as far as the document tells."""
-    lines = Lines(manifest.id, manifest.started_at_ms)
+    lines = EventBuilder(manifest.id, manifest.started_at_ms)
     asked = _interactions(document, "inputs")
     answered = _interactions(document, "outputs")
     lines.add("run.started", {"name": manifest.name, "input": asked[0].get("input") if asked else None})
@@ -93,7 +93,7 @@ def events_of(document: dict[str, Any], manifest: RunManifest) -> list[Event]:
     return lines.events
 
 
-def _add_call(call: dict[str, Any], lines: Lines) -> None:
+def _add_call(call: dict[str, Any], lines: EventBuilder) -> None:
     name, began = str(call.get("tool_name") or "tool"), ms_of(call.get("start_time"))
     place = lines.start("tool", name, call.get("input"), at_ms=began, meta={"importedId": call.get("id")})
     failed = call.get("error_flag") or call.get("status") not in (None, "ok")

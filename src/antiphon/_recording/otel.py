@@ -16,7 +16,15 @@ from typing import Any
 import orjson
 
 from antiphon._recording.artifact import LAST_MS
-from antiphon._recording.foreign import Completeness, Lines, Told, answer_of, assistant, usable_id, usage_of
+from antiphon._recording.foreign import (
+    Completeness,
+    EventBuilder,
+    ImportedRun,
+    answer_of,
+    assistant,
+    usable_id,
+    usage_of,
+)
 from antiphon.contract.events import RunManifest
 from antiphon.errors import ArtifactError
 
@@ -36,7 +44,7 @@ def is_otlp(document: Any) -> bool:
     return isinstance(document, dict) and "resourceSpans" in document
 
 
-def runs_of(documents: list[dict[str, Any]], *, tenant: str, workspace: str) -> Iterator[Told]:
+def runs_of(documents: list[dict[str, Any]], *, tenant: str, workspace: str) -> Iterator[ImportedRun]:
     """The runs of all traces that contain a GenAI span, in the order in which they began."""
     traces: dict[str, list[_Span]] = {}
     for number, document in enumerate(documents):
@@ -192,9 +200,9 @@ class _Writer:
             tool_schemas=self._definitions,
             tags={"imported": FORMAT},
         )
-        self._lines = Lines(self.manifest.id, start)
+        self._lines = EventBuilder(self.manifest.id, start)
 
-    def told(self) -> Told:
+    def told(self) -> ImportedRun:
         """The run, with its completeness in the event ``import``."""
         lines, told = self._lines, self._told
         started: dict[str, Any] = {"name": self.manifest.name}
@@ -228,7 +236,7 @@ class _Writer:
         said |= {"spans": len(self._spans), "otherSpans": others, "completeness": told.to_wire()}
         lines.add("run.finished", last, at_ms=self.manifest.finished_at_ms)
         digest = hashlib.sha256(orjson.dumps(self._spans, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()
-        return Told(self.manifest, lines.events, digest)
+        return ImportedRun(self.manifest, lines.events, digest)
 
     def _ended(self, ends: list[tuple[int, int, Callable[[], None]]], before: int | None = None) -> None:
         """Write the ends of calls that ended before the next one began."""

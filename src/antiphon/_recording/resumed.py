@@ -19,7 +19,7 @@ log = logging.getLogger("antiphon.recording")
 _Place = tuple[str, str]
 
 
-class _Heard(NamedTuple):
+class RecordedAnswer(NamedTuple):
     """A model's answer in the log; a streamed one with its chunks."""
 
     end: Event
@@ -51,14 +51,14 @@ class _Places:
         return found
 
 
-class Earlier:
+class EarlierAttempt:
     """Sits in front of the model cache; failures and interrupted streams are asked for again."""
 
     def __init__(self, events: Iterable[Event], whole: Callable[[Event], Event], cache: Any = None) -> None:
         """*whole* restores an event; one that is still masked afterwards cannot be returned again."""
         self._cache = cache
         self._draws: dict[tuple[str, str, int], Any] = {}
-        self._answers: dict[_Place, list[_Heard]] = {}
+        self._answers: dict[_Place, list[RecordedAnswer]] = {}
         self._places: dict[tuple[str, str], _Places] = {}
         self._whole = whole
         self._asked: dict[_Place, int] = {}
@@ -67,7 +67,7 @@ class Earlier:
 
     def _read(self, events: Iterable[Event]) -> None:
         """Read attempt by attempt: a later attempt was given the answers of earlier ones."""
-        attempt: dict[_Place, list[_Heard | None]] = {}
+        attempt: dict[_Place, list[RecordedAnswer | None]] = {}
         calls: dict[str, tuple[_Place, int]] = {}
         chunks: dict[str, list[Event]] = {}
         for event in events:
@@ -91,7 +91,7 @@ class Earlier:
                 streamed = chunks.pop(event.call, []) if event.meta.get("stream") else None
                 if payload.get("outcome") in ("ok", "refusal") and _complete(event, streamed):
                     place, nth = calls[event.call]
-                    attempt[place][nth] = _Heard(event, streamed)
+                    attempt[place][nth] = RecordedAnswer(event, streamed)
         self._merge(attempt)
 
     def _made(self, event: Event) -> None:
@@ -110,7 +110,7 @@ class Earlier:
         with self._lock:
             return self._places.setdefault((name, digest), _Places()).take(own)
 
-    def _merge(self, attempt: dict[_Place, list[_Heard | None]]) -> None:
+    def _merge(self, attempt: dict[_Place, list[RecordedAnswer | None]]) -> None:
         for place, found in attempt.items():
             known = self._answers.setdefault(place, [])
             for heard in found[len(known) :]:

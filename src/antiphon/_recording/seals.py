@@ -76,7 +76,7 @@ class Originals:
         self.lost: int = 0
         """Events whose originals are damaged or were sealed with another key."""
 
-    def open(self, event: Event) -> Event:
+    def unseal(self, event: Event) -> Event:
         """The event with its originals; unchanged if it has none, or none that can be read."""
         sealed = event.meta.get(SEALED)
         if sealed is None:

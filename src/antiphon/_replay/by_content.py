@@ -18,7 +18,7 @@ from antiphon.llm.key import variant_digest
 from antiphon.ports import Invocation
 
 
-class Form(NamedTuple):
+class AnswerShape(NamedTuple):
     """What distinguishes recorded calls with the same key."""
 
     streams: bool | None = None
@@ -26,16 +26,16 @@ class Form(NamedTuple):
     variant: str | None = None
 
 
-def _form_of(recording: Recording, call: RecordedCall) -> Form:
+def _shape_of(recording: Recording, call: RecordedCall) -> AnswerShape:
     if call.kind != "llm":
-        return Form()
+        return AnswerShape()
     asked = recording.event(call.started)
     request = asked.payload.get("request")
-    return Form(recording.streamed(asked), variant_digest(request) if isinstance(request, dict) else None)
+    return AnswerShape(recording.streamed(asked), variant_digest(request) if isinstance(request, dict) else None)
 
 
-def _fits(form: Form, call: Invocation) -> bool:
-    return form.streams is None or form.streams == call.stream
+def _fits(shape: AnswerShape, call: Invocation) -> bool:
+    return shape.streams is None or shape.streams == call.stream
 
 
 class ByContent:
@@ -49,20 +49,20 @@ class ByContent:
         """With *finished*, only calls that have an outcome."""
         self._recording = recording
         self._calls: dict[tuple[str, str], list[RecordedCall]] = {}
-        self._left: dict[tuple[str, str], dict[Form, deque[RecordedCall]]] = {}
-        """The unused calls by form, built on first use because the form must be read from their events."""
+        self._left: dict[tuple[str, str], dict[AnswerShape, deque[RecordedCall]]] = {}
+        """The unused calls by shape, built on first use because the shape must be read from their events."""
         for call in sorted(recording.calls.values(), key=lambda found: found.started):
             if call.finished is not None or not finished:
                 self._calls.setdefault((call.name, call.digest), []).append(call)
 
-    def _equal(self, call: Invocation) -> dict[Form, deque[RecordedCall]]:
+    def _equal(self, call: Invocation) -> dict[AnswerShape, deque[RecordedCall]]:
         key = (call.name, call.digest)
         if key not in self._calls:
             return {}
         if key not in self._left:
             left = self._left[key] = {}
             for found in self._calls[key]:
-                left.setdefault(_form_of(self._recording, found), deque()).append(found)
+                left.setdefault(_shape_of(self._recording, found), deque()).append(found)
         for calls in self._left[key].values():
             while calls and calls[0].used:  # by a call whose arguments differ only under masks
                 calls.popleft()
@@ -70,10 +70,10 @@ class ByContent:
 
     def take(self, call: Invocation) -> RecordedCall | None:
         """Take the next equal recorded call."""
-        fitting = [(form, left) for form, left in self._equal(call).items() if left and _fits(form, call)]
+        fitting = [(shape, left) for shape, left in self._equal(call).items() if left and _fits(shape, call)]
         if len(fitting) > 1:
             variant = variant_digest(call.arguments)
-            fitting = [(form, left) for form, left in fitting if form.variant == variant] or fitting
+            fitting = [(shape, left) for shape, left in fitting if shape.variant == variant] or fitting
         if not fitting:
             return None
         _, left = min(fitting, key=lambda one: one[1][0].started)
@@ -82,9 +82,9 @@ class ByContent:
             return None
         return left.popleft()
 
-    def of_other_form(self, call: Invocation) -> RecordedCall | None:
-        """An equal recorded call whose answer has another form."""
-        return next((left[0] for form, left in self._equal(call).items() if left and not _fits(form, call)), None)
+    def with_other_shape(self, call: Invocation) -> RecordedCall | None:
+        """An equal recorded call whose answer has another shape."""
+        return next((left[0] for shape, left in self._equal(call).items() if left and not _fits(shape, call)), None)
 
     def equal_to(self, call: Invocation) -> list[RecordedCall]:
         """The equal recorded calls."""
@@ -123,7 +123,7 @@ class ContentObserver(Observer):
         )
 
     def missed(self, call: Invocation) -> DivergenceFound:
-        other, equal = self._calls.of_other_form(call), self._calls.equal_to(call)
+        other, equal = self._calls.with_other_shape(call), self._calls.equal_to(call)
         if other is not None:
             fields = tuple(diff_values({"stream": not call.stream}, {"stream": call.stream}))
             asked, kept = ("as a stream", "as a whole") if call.stream else ("as a whole", "as a stream")

@@ -77,12 +77,12 @@ class MaskRules:
         text = value if isinstance(value, str) else str(value)
         return next((found for found in self.pseudonyms if len(found) >= 4 and found in text), None)
 
-    def saw(self, text: str, kind: str, seq: int, *, comes_in: bool) -> None:
+    def note_pseudonym(self, text: str, kind: str, seq: int, *, comes_in: bool) -> None:
         """Note the pseudonym *text* in event *seq*."""
         self.pseudonyms[text] = kind
         (self.arrived if comes_in else self.sent).setdefault(text, seq)
 
-    def agree(
+    def reconcile(
         self, recorded: Any, live: Any, masks: Sequence[Mask], event: Event, what: str
     ) -> tuple[Any, list[NotCompared]]:
         """*live* with the text of *event* wherever a mask allows both to count as equal, and what was not compared."""

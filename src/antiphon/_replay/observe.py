@@ -318,7 +318,7 @@ class Observer:
         masks = self.recording.masks_of(recorded)
         if not masks:
             return payload
-        payload, left = self.recording.masks.agree(recorded.payload, payload, masks, recorded, what)
+        payload, left = self.recording.masks.reconcile(recorded.payload, payload, masks, recorded, what)
         self.left_out(left)
         same = {name: recorded.payload[name] for name in _OF_MASKED if name in payload and name in recorded.payload}
         return {**payload, **same}

@@ -242,7 +242,7 @@ class Recording:
         masks = self.masks
         comes_in = event.type in _COMES_IN
         for text, kind in pseudonyms_of(self._whole(event) if spilled(event) else event):
-            masks.saw(text, kind, event.seq, comes_in=comes_in)
+            masks.note_pseudonym(text, kind, event.seq, comes_in=comes_in)
         if event.type == "call.started" and any(is_credential(mask.kind) for mask in self.masks_of(event)):
             self.credentials.add(event.seq)
         event = self._unsealed(event)
@@ -256,7 +256,7 @@ class Recording:
         found = list(masks_in(event.meta.get(MASKS)))
         return [m for m in found if not fields or m.pointer.split("/")[1] in fields]
 
-    def alike(
+    def match_ignoring_masks(
         self, lane: str | None, name: str, arguments: Any, digest: str
     ) -> tuple[RecordedCall, list[NotCompared]] | None:
         """The first unused call of that name, in the lane if one is given, that differs only under masks."""
@@ -273,7 +273,7 @@ class Recording:
             raw = event.meta.get(RAW_DIGEST)
             if own and raw is not None and digest not in (raw, call.digest):  # equal as JSON, but of other types
                 continue
-            agreed, left = self.masks.agree(recorded, live, masks, event, name)
+            agreed, left = self.masks.reconcile(recorded, live, masks, event, name)
             if agreed == recorded and not (own and not self.masks.same_credentials(event.payload, masks)):
                 return call, left
         return None

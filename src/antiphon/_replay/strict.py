@@ -62,7 +62,7 @@ class StrictInvoker:
         found = calls.take(call) if calls else self._recording.find(site.lane, call.name, call.digest, site.nth)
         if found is None:
             lane = None if calls else site.lane
-            alike = self._recording.alike(lane, call.name, call.arguments, call.digest)
+            alike = self._recording.match_ignoring_masks(lane, call.name, call.arguments, call.digest)
             if alike is None:
                 self.missed.append(call)
                 raise self._miss(self._observer.missed(call))

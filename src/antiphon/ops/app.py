@@ -123,7 +123,7 @@ class Antiphon(Resources):
 
     def restore_progress(self, recorder: Recorder) -> None:
         """Give the code of an interrupted run the values it had drawn and the answers of its models."""
-        from antiphon._recording.resumed import Earlier
+        from antiphon._recording.resumed import EarlierAttempt
         from antiphon._scope import EARLIER
         from antiphon.ops.runs import opener
 
@@ -131,7 +131,7 @@ class Antiphon(Resources):
         opened = opener(self, recorder.key, recorder.redactor.pseudonyms)
         for event in self.events(scope.run_id):
             _check_known_again(opened(event), scope.run_id)  # what was found before is known from the start
-        earlier = Earlier(self.events(scope.run_id), lambda event: opened(self.whole(event)), scope.llm_cache)
+        earlier = EarlierAttempt(self.events(scope.run_id), lambda event: opened(self.whole(event)), scope.llm_cache)
         scope.llm_cache = scope.gateway_state[EARLIER] = earlier
 
     def _llm_cache(self, recorder: Recorder) -> Any:
@@ -413,7 +413,7 @@ def _input_again(app: Antiphon, manifest: RunManifest, given: Any) -> Any:
         return given
     first, key = app.whole(events[0]), app.keys.key_of(manifest)
     if key is not None:
-        first = Originals(key).open(first)
+        first = Originals(key).unseal(first)
     recorded = first.payload.get("input")
     args, kwargs, lost = arguments_again(recorded, ArgumentEncoding.of(first.meta.get(GIVEN)))
     if lost and not is_masked(first):

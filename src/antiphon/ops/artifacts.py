@@ -18,7 +18,7 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._recording import artifact, atif, kurral, otel
 from antiphon._recording.artifact import BadJson, strict_loads
-from antiphon._recording.foreign import Told, hashed_id, together
+from antiphon._recording.foreign import ImportedRun, hashed_id, merge_completeness
 from antiphon._recording.run import OPEN_TAG, Run
 from antiphon._recording.seals import RunKey
 from antiphon.contract.events import OF_THE_STORE, SEALED, Event, RunManifest, is_reserved, sum_holds, summed
@@ -194,7 +194,7 @@ class ImportResult:
     def completeness(self) -> dict[str, Any] | None:
         """Over all runs whose format tells less than ours; several files may describe the same run."""
         told = {one["run"]: one["completeness"] for one in self.runs if "completeness" in one}
-        return {**together(list(told.values())), "runs": len(told)} if told else None
+        return {**merge_completeness(list(told.values())), "runs": len(told)} if told else None
 
     def to_wire(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -302,7 +302,7 @@ def _odd(path: Path, error: Exception) -> ArtifactError:
     return ArtifactError(f"{path} holds a value that cannot be read: {error}.", hint="Nothing of it was imported.")
 
 
-def _checked(app: Antiphon, told: Told, path: Path) -> artifact.Document:
+def _checked(app: Antiphon, told: ImportedRun, path: Path) -> artifact.Document:
     """A run in another format, checked like our own artifacts."""
     manifest = told.manifest
     if app._redactor.redact(manifest.id) != manifest.id:  # ids are not masked: replace one that contains a secret
@@ -324,7 +324,7 @@ _LOOSE = (".json", ".jsonl")
 """Files in any format: their first bytes need not identify it."""
 
 
-def _foreign(app: Antiphon, path: Path) -> list[Told] | None:
+def _foreign(app: Antiphon, path: Path) -> list[ImportedRun] | None:
     """The runs of a file in another format, whatever its name; ``None`` if no format matches."""
     named = path.suffix == ".kurral"
     try:
@@ -347,7 +347,7 @@ def _foreign(app: Antiphon, path: Path) -> list[Told] | None:
         first: Any = documents[0]
         if kurral.is_kurral(first):
             manifest = kurral.manifest_of(first, tenant=tenant, workspace=workspace)
-            return [Told(manifest, kurral.events_of(first, manifest))]
+            return [ImportedRun(manifest, kurral.events_of(first, manifest))]
         if atif.is_atif(first):
             return list(atif.runs_of(first, tenant=tenant, workspace=workspace))
         if otel.is_otlp(first):

@@ -49,7 +49,7 @@ class Rekeyer:
         masks = list(masks_in(event.meta.get(MASKS)))
         payload, meta = event.payload, event.meta
         if masks:
-            opened = self._originals.open(event)
+            opened = self._originals.unseal(event)
             if opened is event:
                 raise CannotRekey
             for pointer in dict.fromkeys(mask.pointer for mask in masks):

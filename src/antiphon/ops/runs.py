@@ -149,7 +149,7 @@ class _Opener:
             return event
         if SEALED in spilled(event):
             event = self._whole(event)
-        opened = self.originals.open(event)
+        opened = self.originals.unseal(event)
         if opened is not event:
             for mask in masks_in(event.meta[MASKS]):
                 value, stands = text_at(opened.payload, mask), text_at(event.payload, mask)
@@ -292,7 +292,7 @@ def one_event(app: Resources, run: str, seq: int, *, reveal: bool = False) -> Ev
             f"The originals of run {run} cannot be read here.",
             hint="Set ANTIPHON_REPLAY_KEY, or use the store that recorded it.",
         )
-    event = Originals(key).open(event)
+    event = Originals(key).unseal(event)
     return msgspec.structs.replace(event, meta={n: v for n, v in event.meta.items() if n not in OF_THE_STORE})
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import antiphon
-from antiphon._recording.resumed import Earlier
+from antiphon._recording.resumed import EarlierAttempt
 from antiphon.config.model import RedactSection
 from antiphon.errors import InvalidInput
 from tests.unit.replay.kit import memory_app, says
@@ -90,7 +90,7 @@ def test_an_attempt_that_stops_early_forgets_nothing_of_the_one_before() -> None
 
 
 def test_planted_bug_a_resume_that_asks_again_pays_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Earlier, "_read", lambda self, events: None)
+    monkeypatch.setattr(EarlierAttempt, "_read", lambda self, events: None)
     with pytest.raises(AssertionError):
         test_the_code_takes_the_way_it_took()
 
@@ -410,6 +410,6 @@ def test_however_often_a_run_is_resumed_calls_are_made_as_often_as_one_attempt_m
 
 
 def test_planted_bug_calls_that_are_known_by_their_place_alone_are_made_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Earlier, "place", lambda self, name, digest, site: (site.lane, site.nth))
+    monkeypatch.setattr(EarlierAttempt, "place", lambda self, name, digest, site: (site.lane, site.nth))
     with pytest.raises(AssertionError):
         test_tasks_that_begin_alike_and_come_in_another_order_pay_once()
