@@ -651,7 +651,7 @@ class HostRun:
         reader = Reader(host.journal, run, app.blobs, tenant)
         if manifest is not None:
             key = app.keys.key_of(manifest)
-            reader.unmask = (lambda event: event) if key is None else Originals(key).open
+            reader.unmask = (lambda event: event) if key is None else Originals(key).unseal
         return reader
 
     # -- writing -----------------------------------------------------------------------------------------------------
