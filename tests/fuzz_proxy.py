@@ -36,7 +36,7 @@ from hypothesis import strategies as st
 from antiphon import Antiphon
 from antiphon._recording.artifact import read_artifact
 from antiphon.ops.artifacts import export_run
-from antiphon.proxy.stdio import Wrapped
+from antiphon.proxy.stdio import StdioProxy
 from tests.fuzz import REQUESTS, STREAMS, Target, changed, damaged, values
 from tests.integration.proxy.harness import Served, serving
 
@@ -721,12 +721,12 @@ def wrap(given: Piped) -> None:
     command = f"head -n {given.after} >/dev/null; cat {script}; cat >/dev/null; exit {given.code}"
     written: list[bytes] = []
 
-    async def session() -> Wrapped:
+    async def session() -> StdioProxy:
         lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         for line in given.lines:
             lines.put_nowait(_filled(line, secret))
         lines.put_nowait(None)
-        wrapped = Wrapped(here.app, "desk", mode=given.mode, run="known", timeout_s=5.0, write=written.append)  # type: ignore[arg-type]
+        wrapped = StdioProxy(here.app, "desk", mode=given.mode, run="known", timeout_s=5.0, write=written.append)  # type: ignore[arg-type]
         async with asyncio.timeout(LIMIT_S):
             await wrapped.serve(["/bin/sh", "-c", command], lines)
         return wrapped

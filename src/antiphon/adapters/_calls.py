@@ -39,7 +39,7 @@ _SWITCH = re.compile(r"(?<=[0-9])[A-Za-z]|(?<=[A-Za-z])[0-9]")
 _DRAWN, _SWITCHES = 16, 3
 
 
-class Place(NamedTuple):
+class CallIdentity(NamedTuple):
     """Identifies a call: the session, which survives a resume, the model's turn, and the call in it."""
 
     session: str | None
@@ -61,7 +61,7 @@ class Place(NamedTuple):
         return self.turn or self.message
 
 
-class Given(NamedTuple):
+class ToolAnswer(NamedTuple):
     """The result of a call: its value, or a message for the model instead."""
 
     value: Any
@@ -94,11 +94,11 @@ def _with_turn(spec: ToolSpec) -> ToolSpec:
     return spec if spec.reuse is not None else msgspec.structs.replace(spec, reuse="turn")
 
 
-Through = Antiphon | Gateway | AsyncGateway
+GatewayLike = Antiphon | Gateway | AsyncGateway
 """What ``protect(…, gateway=)`` takes: a gateway of the right kind, or the object that has both kinds."""
 
 
-class Approving(NamedTuple):
+class ApprovalContext(NamedTuple):
     """The state of a call in a framework with its own approvals."""
 
     verdict: Verdict | None = None
@@ -109,13 +109,13 @@ class Approving(NamedTuple):
     """Whether to ask only: the framework shows the question first, so nothing is dispatched."""
 
 
-NOBODY: Final = Approving()
+NOBODY: Final = ApprovalContext()
 
 
 class GuardedTools:
     """The tools of one framework object, behind the given gateway or that of the current application."""
 
-    def __init__(self, specs: Mapping[str, ToolSpec], through: Through | None = None) -> None:
+    def __init__(self, specs: Mapping[str, ToolSpec], through: GatewayLike | None = None) -> None:
         self._specs = dict(specs)
         self._through = through
         self._turns: OrderedDict[tuple[str, str], TurnState] = OrderedDict()
@@ -141,8 +141,13 @@ class GuardedTools:
         return found
 
     def call(
-        self, spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body, approving: Approving = NOBODY
-    ) -> Given:
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        place: CallIdentity,
+        body: Body,
+        approving: ApprovalContext = NOBODY,
+    ) -> ToolAnswer:
         """One synchronous call; an exception raised by the tool propagates unchanged."""
         gateway = self._gateway(Gateway)
         _registered(gateway, spec, run)
@@ -152,10 +157,10 @@ class GuardedTools:
         self,
         spec: ToolSpec,
         arguments: Mapping[str, Any],
-        place: Place,
+        place: CallIdentity,
         body: Callable[[dict[str, Any]], Awaitable[Any]],
-        approving: Approving = NOBODY,
-    ) -> Given:
+        approving: ApprovalContext = NOBODY,
+    ) -> ToolAnswer:
         """One asynchronous call."""
         gateway = self._gateway(AsyncGateway)
         _registered(gateway, spec, run_async)
@@ -166,10 +171,10 @@ class GuardedTools:
         gateway: Gateway | AsyncGateway,
         spec: ToolSpec,
         arguments: Mapping[str, Any],
-        place: Place,
+        place: CallIdentity,
         pending: _ToolCall,
-        approving: Approving,
-    ) -> Given:
+        approving: ApprovalContext,
+    ) -> ToolAnswer:
         """Make the call, suspending only with an async gateway; a call without an id is identified by position (D2)."""
         with making(pending), self._in_turn(place):
             if place.call_id is None:
@@ -186,7 +191,7 @@ class GuardedTools:
                 return pending.given(call)
             if approving is not NOBODY:
                 if approving.only_asks and not needed(call.plan, call.arguments):
-                    return Given(None, False)
+                    return ToolAnswer(None, False)
                 call.options = call.options._replace(**approving._asdict())
                 if approving.verdict is not None and approving.shown_in:  # people may have changed the arguments
                     call.options = call.options._replace(by_id=False)
@@ -194,7 +199,7 @@ class GuardedTools:
             return pending.outcome(gateway, call, outcome if isinstance(outcome, Outcome) else await outcome)
 
     @contextmanager
-    def _in_turn(self, place: Place) -> Iterator[None]:
+    def _in_turn(self, place: CallIdentity) -> Iterator[None]:
         turn = active_turn.set(self._turn(place)) if place.turn is not None else None
         try:
             yield
@@ -202,7 +207,7 @@ class GuardedTools:
             if turn is not None:
                 active_turn.reset(turn)
 
-    def _turn(self, place: Place) -> TurnState:
+    def _turn(self, place: CallIdentity) -> TurnState:
         session = _session(place)
         where = (session, place.turn or "")
         state = self._turns.get(where)
@@ -224,17 +229,17 @@ def _is_random(call_id: str) -> bool:
 class _ToolCall(PendingCall):
     """A tool call of a framework, and its result."""
 
-    def outcome(self, gateway: Gateway | AsyncGateway, call: GuardedCall, outcome: Outcome) -> Given:
+    def outcome(self, gateway: Gateway | AsyncGateway, call: GuardedCall, outcome: Outcome) -> ToolAnswer:
         """The result for the framework; a replay raises the exception that the tool raised when recorded."""
         if outcome.code == "denied":
-            return Given(None, False, outcome.code, results.denied(call, outcome).details)
+            return ToolAnswer(None, False, outcome.code, results.denied(call, outcome).details)
         if outcome.code == REQUIRED:
             return self._asked(call, gateway.answer(call, outcome))
         if self.error is None and outcome.exception is not None and not _is_ours(outcome.exception):
             self.error = _in_its_words(call, outcome.exception)
         return self.given(gateway.answer(call, outcome))
 
-    def _asked(self, call: GuardedCall, result: ToolResultEnvelope) -> Given:
+    def _asked(self, call: GuardedCall, result: ToolResultEnvelope) -> ToolAnswer:
         """The result with the approval question."""
         error, spec = result.error, call.tool.spec
         approval = "" if not error or not error.approval_id else error.approval_id
@@ -246,14 +251,14 @@ class _ToolCall(PendingCall):
         asked = {"approvalId": approval, "tool": call.tool.full_name, "arguments": arguments}
         return given._replace(question={**asked, "description": spec.description} if spec.description else asked)
 
-    def given(self, result: ToolResultEnvelope) -> Given:
+    def given(self, result: ToolResultEnvelope) -> ToolAnswer:
         if result.ok:
-            return Given(result.content, True, reused=result.from_cache)
+            return ToolAnswer(result.content, True, reused=result.from_cache)
         if self.error is not None:
             self.error.add_note(f"antiphon: {result.tool_name}: {result.code}")
             raise self.error
         message = "" if not result.error else result.error.message
-        return Given(None, False, result.code, message, result.from_cache)
+        return ToolAnswer(None, False, result.code, message, result.from_cache)
 
 
 def _in_its_words(call: GuardedCall, error: BaseException) -> BaseException:
@@ -280,14 +285,14 @@ def _registered(gateway: Any, spec: ToolSpec, function: Callable[..., Any]) -> N
         gateway.register(function, spec)
 
 
-def _session(place: Place) -> str:
+def _session(place: CallIdentity) -> str:
     if place.session is not None:
         return place.session
     scope = current_scope()
     return "default" if scope is None else scope.run_id
 
 
-def _envelope(spec: ToolSpec, arguments: Mapping[str, Any], place: Place) -> ToolCallEnvelope:
+def _envelope(spec: ToolSpec, arguments: Mapping[str, Any], place: CallIdentity) -> ToolCallEnvelope:
     """The envelope of the call, identified by the model's call id within the session; without a session or run, by a
     new id, because call ids of different conversations may be equal (D2).
     """

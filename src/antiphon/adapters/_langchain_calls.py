@@ -36,11 +36,19 @@ from langgraph.types import Command, Interrupt, interrupt
 from antiphon._gateway import codec
 from antiphon._gateway.plan import Verdict
 from antiphon._scope import current_scope
-from antiphon.adapters._calls import Approving, Given, GuardedTools, Place, Through, Tools, specs_of
+from antiphon.adapters._calls import (
+    ApprovalContext,
+    CallIdentity,
+    GatewayLike,
+    GuardedTools,
+    ToolAnswer,
+    Tools,
+    specs_of,
+)
 from antiphon.adapters._model import (
     NATIVE,
-    Asking,
     Codec,
+    ModelCallSpec,
     ask,
     ask_async,
     chat_response,
@@ -169,11 +177,11 @@ def _dumped(message: BaseMessage) -> dict[str, Any]:
 _NOTHING: tuple[Any, ...] = (None, [], {})
 
 
-def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any, change: Any) -> Asking:
+def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any, change: Any) -> ModelCallSpec:
     """A model call of LangChain."""
     fields = vars(model)
     url = next((fields[name] for name in _URLS if isinstance(fields.get(name), str)), None)
-    return Asking(
+    return ModelCallSpec(
         body,
         pack,
         unpack,
@@ -191,7 +199,7 @@ def plain_asking(
     stop: list[str] | None,
     options: dict[str, Any],
     call: Callable[[Any, Sequence[BaseMessage]], Any],
-) -> Asking:
+) -> ModelCallSpec:
     """A model call outside the middleware; *call* asks a model."""
 
     def change(wanted: dict[str, Any]) -> Callable[[], Any]:
@@ -361,14 +369,14 @@ def _verdicts(answer: Any) -> Iterator[tuple[str, Verdict]]:
             yield from _verdicts({"approvalId": approval, "decision": decision})
 
 
-Asked = tuple[Mapping[str, Any], ToolSpec, Mapping[str, Any], Place, Body]
+Asked = tuple[Mapping[str, Any], ToolSpec, Mapping[str, Any], CallIdentity, Body]
 """A tool call: its id and name, spec, arguments, place, and body."""
 
 
 class ToolCalls:
     """Wraps tool calls: what ``ToolNode(wrap_tool_call=…, awrap_tool_call=…)`` takes."""
 
-    def __init__(self, tools: Tools = None, *, app: Through | None = None, session: str | None = None) -> None:
+    def __init__(self, tools: Tools = None, *, app: GatewayLike | None = None, session: str | None = None) -> None:
         self._guard = GuardedTools(specs_of(tools), app)
         self._session = session
         self._said: dict[str, Verdict] = {}
@@ -392,7 +400,7 @@ class ToolCalls:
         return await self._acall(*self._traced(tool, given, options, body))
 
     def _call(
-        self, call: Mapping[str, Any], spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body
+        self, call: Mapping[str, Any], spec: ToolSpec, arguments: Mapping[str, Any], place: CallIdentity, body: Body
     ) -> Any:
         live = _Live()
 
@@ -403,11 +411,11 @@ class ToolCalls:
         with _interrupting():
             given = self._guard.call(spec, arguments, place, made)
             while given.question is not None and (verdict := self._decided(given.question)) is not None:
-                given = self._guard.call(spec, arguments, place, made, Approving(verdict))
+                given = self._guard.call(spec, arguments, place, made, ApprovalContext(verdict))
             return live.result(given, call)
 
     async def _acall(
-        self, call: Mapping[str, Any], spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body
+        self, call: Mapping[str, Any], spec: ToolSpec, arguments: Mapping[str, Any], place: CallIdentity, body: Body
     ) -> Any:
         live = _Live()
 
@@ -418,7 +426,7 @@ class ToolCalls:
         with _interrupting():
             given = await self._guard.call_async(spec, arguments, place, made)
             while given.question is not None and (verdict := self._decided(given.question)) is not None:
-                given = await self._guard.call_async(spec, arguments, place, made, Approving(verdict))
+                given = await self._guard.call_async(spec, arguments, place, made, ApprovalContext(verdict))
             return live.result(given, call)
 
     def _decided(self, question: dict[str, Any]) -> Verdict | None:
@@ -451,7 +459,7 @@ class ToolCalls:
         call, tool = request.tool_call, request.tool
         spec = self._guard.spec(call["name"], "" if tool is None else tool.description)
         session = self._thread(getattr(request.runtime, "config", None))
-        return call, spec, call["args"], Place(session, call["id"], _message_id(request)), made
+        return call, spec, call["args"], CallIdentity(session, call["id"], _message_id(request)), made
 
     def _traced(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Asked:
         """A direct call of a tool."""
@@ -461,7 +469,7 @@ class ToolCalls:
 
         call = {"id": options.get("tool_call_id"), "name": tool.name}
         spec = self._guard.spec(tool.name, tool.description)
-        return call, spec, _arguments(tool, given), Place(self._thread(options.get("config")), call["id"]), made
+        return call, spec, _arguments(tool, given), CallIdentity(self._thread(options.get("config")), call["id"]), made
 
     def _thread(self, config: Mapping[str, Any] | None) -> str | None:
         """The given session, or else the graph's thread."""
@@ -479,7 +487,7 @@ class _Live:
         self._kept = [result]
         return pack_result(result)
 
-    def result(self, given: Given, call: Mapping[str, Any]) -> Any:
+    def result(self, given: ToolAnswer, call: Mapping[str, Any]) -> Any:
         if given.ok:
             return self._kept[0] if self._kept else unpack_result(given.value, call)
         if given.code == Paused.code:

@@ -287,15 +287,15 @@ def answers(message: Any, request: Request) -> bool:
     return isinstance(message, dict) and message.get("id") == request.id and "method" not in message
 
 
-def is_notice(message: Any) -> bool:
+def is_notification(message: Any) -> bool:
     """Whether *message* is a notification for the client (progress, a log line) that expects no answer."""
     return isinstance(message, dict) and "id" not in message and isinstance(message.get("method"), str)
 
 
 def notice_for(message: Any, request: Request) -> dict[str, Any] | None:
     """A recorded notification for this delivery, with its progress token; ``None`` if it did not request progress."""
-    if not is_notice(message) or message["method"] != "notifications/progress":
-        return message if is_notice(message) else None
+    if not is_notification(message) or message["method"] != "notifications/progress":
+        return message if is_notification(message) else None
     meta, params = request.params.get("_meta"), message.get("params")
     token = meta.get("progressToken") if isinstance(meta, dict) else None
     if token is None or not isinstance(params, dict) or _wire.is_marked(params):
@@ -308,7 +308,7 @@ def event_of(message: bytes) -> bytes:
     return b"event: message\ndata: " + message + b"\n\n"
 
 
-class Replayed(NamedTuple):
+class ReplayedMcpResponse(NamedTuple):
     """A recorded answer as a response body."""
 
     status: int
@@ -328,7 +328,7 @@ def response_of(status: int, content_type: str, content: bytes) -> dict[str, Any
     return {"status": status, "type": content_type, "body": body}
 
 
-def response_in(value: Any, request: Request) -> Replayed | None:
+def response_in(value: Any, request: Request) -> ReplayedMcpResponse | None:
     """The recorded response in *value*, for this delivery; ``None`` if it holds something else."""
     if not isinstance(value, dict) or "jsonrpc" in value or type(value.get("status")) is not int:
         return None
@@ -337,10 +337,10 @@ def response_in(value: Any, request: Request) -> Replayed | None:
     message = message_in(content)
     if isinstance(message, dict) and "jsonrpc" in message and message.get("id") not in (None, request.id):
         content = encoded({**message, "id": request.id})
-    return Replayed(value["status"], str(value.get("type", "")), [content], ())
+    return ReplayedMcpResponse(value["status"], str(value.get("type", "")), [content], ())
 
 
-def replayed(answer: Answer, request: Request) -> Replayed | None:
+def replayed(answer: Answer, request: Request) -> ReplayedMcpResponse | None:
     """The replacement for the server's response; ``None`` if no readable response was recorded."""
     refused = response_in(answer.value, request) if answer.outcome == "error" else None
     if refused is not None:
@@ -351,10 +351,12 @@ def replayed(answer: Answer, request: Request) -> Replayed | None:
     if answer.outcome == "error" and not stays:
         return None
     if not notices and not stays:
-        return Replayed(200, "application/json", [content_of(answer, request)], ())
+        return ReplayedMcpResponse(200, "application/json", [content_of(answer, request)], ())
     if not stays or answer.outcome != "error":
         notices.append((event_of(content_of(answer, request)), 0.0))
-    return Replayed(200, "text/event-stream", [event for event, _ in notices], [gap for _, gap in notices], stays=stays)
+    return ReplayedMcpResponse(
+        200, "text/event-stream", [event for event, _ in notices], [gap for _, gap in notices], stays=stays
+    )
 
 
 def timed(answer: Answer) -> list[tuple[Any, float]]:
@@ -381,7 +383,7 @@ def failed(place: Any, text: str, data: Mapping[str, Any]) -> dict[str, Any]:
 CANCELLED = "notifications/cancelled"
 LISTEN = "subscriptions/listen"
 """The request whose response is a stream that stays open."""
-MOST_NOTICES = 10_000
+MAX_NOTIFICATIONS = 10_000
 """The maximum number of notifications recorded per call; the rest are only forwarded."""
 
 
@@ -405,7 +407,7 @@ class McpLog(StreamLog):
     def _take(self, message: Any) -> None:
         if answers(message, self._request):
             self._answer = message
-        elif is_notice(message) and self._notices < MOST_NOTICES:
+        elif is_notification(message) and self._notices < MAX_NOTIFICATIONS:
             self._notices += 1
             now = time.monotonic()
             self.boundary.chunk(message, (now - self._last) * 1000)

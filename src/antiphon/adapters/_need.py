@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from antiphon.errors import MissingExtra, missing_extra
 
 
-class Need(NamedTuple):
+class Requirement(NamedTuple):
     """The requirement of an adapter: distribution, module to import, extra that installs it, and versions."""
 
     package: str
@@ -27,28 +27,30 @@ class Need(NamedTuple):
         return f"{self.package} >= {_text(self.least)}{top}"
 
 
-NEEDS = {
-    "httpx": Need("httpx", "httpx", "httpx", "The httpx transport", (0, 27)),
-    "httpx2": Need("httpx2", "httpx2", "httpx2", "The httpx2 transport", (2, 0)),
-    "openai": Need("openai", "openai", "openai", "The OpenAI adapter", (3,), (4,)),
-    "anthropic": Need("anthropic", "anthropic", "anthropic", "The Anthropic adapter", (2,), (3,)),
-    "google": Need("google-genai", "google.genai", "google", "The Google GenAI adapter", (3,), (4,)),
-    "langchain": Need("langchain", "langchain.agents", "langchain", "The LangChain adapter", (1, 0), (2,)),
-    "langgraph": Need("langgraph", "langgraph.prebuilt", "langchain", "The LangGraph adapter", (1, 0), (2,)),
-    "openai-agents": Need("openai-agents", "agents", "openai-agents", "The OpenAI Agents adapter", (0, 20), (1,)),
-    "pydantic-ai": Need(
+REQUIREMENTS = {
+    "httpx": Requirement("httpx", "httpx", "httpx", "The httpx transport", (0, 27)),
+    "httpx2": Requirement("httpx2", "httpx2", "httpx2", "The httpx2 transport", (2, 0)),
+    "openai": Requirement("openai", "openai", "openai", "The OpenAI adapter", (3,), (4,)),
+    "anthropic": Requirement("anthropic", "anthropic", "anthropic", "The Anthropic adapter", (2,), (3,)),
+    "google": Requirement("google-genai", "google.genai", "google", "The Google GenAI adapter", (3,), (4,)),
+    "langchain": Requirement("langchain", "langchain.agents", "langchain", "The LangChain adapter", (1, 0), (2,)),
+    "langgraph": Requirement("langgraph", "langgraph.prebuilt", "langchain", "The LangGraph adapter", (1, 0), (2,)),
+    "openai-agents": Requirement(
+        "openai-agents", "agents", "openai-agents", "The OpenAI Agents adapter", (0, 20), (1,)
+    ),
+    "pydantic-ai": Requirement(
         "pydantic-ai-slim", "pydantic_ai.capabilities", "pydantic-ai", "The Pydantic AI adapter", (2,), (3,)
     ),
-    "mcp": Need("mcp", "mcp", "mcp", "The MCP adapter", (2,), (3,)),
+    "mcp": Requirement("mcp", "mcp", "mcp", "The MCP adapter", (2,), (3,)),
 }
 
 
 @cache
-def need(name: str) -> Any:
+def require(name: str) -> Any:
     """Import the framework's module; ``MissingExtra`` names the extra and the supported versions otherwise."""
     from importlib.metadata import PackageNotFoundError, version
 
-    wanted = NEEDS[name]
+    wanted = REQUIREMENTS[name]
     try:
         found = version(wanted.package)
         module = import_module(wanted.module)
@@ -60,7 +62,7 @@ def need(name: str) -> Any:
     return module
 
 
-def _within(found: str, wanted: Need) -> bool:
+def _within(found: str, wanted: Requirement) -> bool:
     numbers = _numbers(found)
     return numbers >= wanted.least and (wanted.below is None or numbers < wanted.below)
 

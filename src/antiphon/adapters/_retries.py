@@ -22,7 +22,7 @@ from typing import Any
 
 from antiphon._drive import drive
 from antiphon._gateway.context import current_call
-from antiphon.adapters._need import need
+from antiphon.adapters._need import require
 from antiphon.decide._answers import retry_after_ms
 
 ATTEMPTS = "antiphon_attempts"
@@ -55,7 +55,7 @@ def transports(name: str) -> tuple[Any, Any]:
     """A synchronous and an asynchronous transport class that wrap another transport; both take it and a handler, which
     is called with the module, the request, and the send method of the inner transport.
     """
-    module = need(name)
+    module = require(name)
 
     class Around(module.BaseTransport):  # type: ignore[misc, name-defined]
         def __init__(self, inner: Any, handle: Any) -> None:

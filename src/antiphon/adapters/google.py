@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon.adapters._need import need
+from antiphon.adapters._need import require
 from antiphon.adapters._retries import DEFAULT_RETRIES
 from antiphon.adapters.httpx import client_options
 
@@ -28,8 +28,8 @@ def http_options(**given: Any) -> Any:
     A failed request is retried up to twice. If ``retry_options`` is given, the SDK retries instead, so that only one
     layer retries.
     """
-    genai = need("google")
-    httpx2 = need("httpx2")
+    genai = require("google")
+    httpx2 = require("httpx2")
     retries = 0 if given.get("retry_options") is not None else DEFAULT_RETRIES
     clients = {
         "httpx_client": httpx2.Client(follow_redirects=True, **client_options(module=httpx2, retries=retries)),

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, overload
 
-from antiphon.adapters._need import need
+from antiphon.adapters._need import require
 
-need("langgraph")
-need("langchain")
+require("langgraph")
+require("langchain")
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse  # noqa: E402
 from langchain_core.language_models import BaseChatModel  # noqa: E402
@@ -26,7 +26,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest  # noqa: E402
 
 from antiphon._gateway import codec  # noqa: E402
 from antiphon._gateway.recording import recordable  # noqa: E402
-from antiphon.adapters._calls import Through, Tools  # noqa: E402
+from antiphon.adapters._calls import GatewayLike, Tools  # noqa: E402
 from antiphon.adapters._langchain_calls import (  # noqa: E402
     RecordedChatModel,
     ToolCalls,
@@ -66,7 +66,7 @@ class AntiphonMiddleware(AgentMiddleware[Any, Any, Any]):
     idempotent.
     """
 
-    def __init__(self, tools: Tools = None, *, app: Through | None = None, session: str | None = None) -> None:
+    def __init__(self, tools: Tools = None, *, app: GatewayLike | None = None, session: str | None = None) -> None:
         super().__init__()
         self._calls = ToolCalls(tools, app=app, session=session)
 
@@ -123,26 +123,26 @@ def _asking(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], A
 
 @overload
 def protect(
-    obj: None = None, *, gateway: Through | None = None, tools: Tools = None, session: str | None = None
+    obj: None = None, *, gateway: GatewayLike | None = None, tools: Tools = None, session: str | None = None
 ) -> AntiphonMiddleware: ...
 
 
 @overload
 def protect(
-    obj: BaseChatModel, *, gateway: Through | None = None, tools: Tools = None, session: str | None = None
+    obj: BaseChatModel, *, gateway: GatewayLike | None = None, tools: Tools = None, session: str | None = None
 ) -> RecordedChatModel: ...
 
 
 @overload
 def protect(
-    obj: Sequence[Any], *, gateway: Through | None = None, tools: Tools = None, session: str | None = None
+    obj: Sequence[Any], *, gateway: GatewayLike | None = None, tools: Tools = None, session: str | None = None
 ) -> ToolNode: ...
 
 
 def protect(
     obj: BaseChatModel | Sequence[Any] | None = None,
     *,
-    gateway: Through | None = None,
+    gateway: GatewayLike | None = None,
     tools: Tools = None,
     session: str | None = None,
 ) -> AntiphonMiddleware | RecordedChatModel | ToolNode:

@@ -17,14 +17,14 @@ from typing import Any
 
 import msgspec
 
-from antiphon.adapters._need import need
+from antiphon.adapters._need import require
 
-need("mcp")
+require("mcp")
 
 from mcp import MCPError  # noqa: E402
 from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, InputRequiredResult  # noqa: E402
 
-from antiphon.adapters._calls import GuardedTools, Place, Through, Tools, specs_of  # noqa: E402
+from antiphon.adapters._calls import CallIdentity, GatewayLike, GuardedTools, Tools, specs_of  # noqa: E402
 from antiphon.adapters._mcp import APPROVAL, ERROR, UNEXECUTED, guarded, leg_of, recorded_stdio  # noqa: E402
 from antiphon.adapters._model import recorded_here  # noqa: E402
 from antiphon.adapters.httpx import client_options  # noqa: E402
@@ -66,7 +66,7 @@ class GuardedClient:
         *,
         trusted: bool = False,
         session: str | None = None,
-        app: Through | None = None,
+        app: GatewayLike | None = None,
     ) -> None:
         self._client = client
         self._namespace = f"mcp.{server}"
@@ -132,7 +132,7 @@ class GuardedClient:
 
         try:
             given = await self._guard.call_async(
-                spec, arguments or {}, Place(self._session, call_id, counted_in=""), body
+                spec, arguments or {}, CallIdentity(self._session, call_id, counted_in=""), body
             )
         except CallFailed as failure:
             raise _of_the_protocol(failure) from None
@@ -178,7 +178,7 @@ def protect(
     client: Any,
     *,
     server: str,
-    gateway: Through | None = None,
+    gateway: GatewayLike | None = None,
     tools: Tools = None,
     trusted: bool = False,
     session: str | None = None,
@@ -213,7 +213,7 @@ def connect(server: Any, **options: Any) -> Any:
 async def _over_http(url: str, options: dict[str, Any]) -> AsyncIterator[Any]:
     from mcp.client.streamable_http import streamable_http_client
 
-    httpx2 = need("httpx2")
+    httpx2 = require("httpx2")
     timeout = httpx2.Timeout(30, read=300)  # a server may keep a response stream open for a while
     client = httpx2.AsyncClient(timeout=timeout, **client_options(module=httpx2, asynchronous=True))
     async with client, streamable_http_client(url, **{"http_client": client, **options}) as streams:

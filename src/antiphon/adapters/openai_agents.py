@@ -19,9 +19,9 @@ from typing import Any, TypeVar, get_args
 
 import orjson
 
-from antiphon.adapters._need import need
+from antiphon.adapters._need import require
 
-need("openai-agents")
+require("openai-agents")
 
 from agents import (  # noqa: E402
     Agent,
@@ -41,8 +41,8 @@ from antiphon._gateway.ids import uuid7  # noqa: E402
 from antiphon._gateway.plan import Verdict  # noqa: E402
 from antiphon._recording.plain import dump  # noqa: E402
 from antiphon._scope import current_scope  # noqa: E402
-from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, Tools, specs_of  # noqa: E402
-from antiphon.adapters._model import Asking, Codec, ask_async, stream_async  # noqa: E402
+from antiphon.adapters._calls import NOBODY, ApprovalContext, CallIdentity, GatewayLike, GuardedTools, Tools, specs_of  # noqa: E402
+from antiphon.adapters._model import Codec, ModelCallSpec, ask_async, stream_async  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
 
 __all__ = ["RecordedModel", "RecordedProvider", "guard_tool", "protect"]
@@ -96,13 +96,13 @@ class RecordedModel(Model):
     def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
         """One response as a stream."""
 
-        def asking() -> Asking:
+        def asking() -> ModelCallSpec:
             asked = self._asking("stream_response", *args, **options)
             return asked._replace(pack=lambda whole: whole, outcome=None)
 
         return stream_async(asking, lambda: self._inner.stream_response(*args, **options), _CODEC)
 
-    def _asking(self, method: str, *args: Any, **options: Any) -> Asking:
+    def _asking(self, method: str, *args: Any, **options: Any) -> ModelCallSpec:
         """One call of *method*."""
         inner = self._inner
         named = isinstance(getattr(inner, "model", None), str)
@@ -136,7 +136,7 @@ class RecordedModel(Model):
         handoffs: Iterable[Handoff[Any, Any]],
         tracing: Any = None,
         **options: Any,
-    ) -> Asking:
+    ) -> ModelCallSpec:
         name = getattr(self._inner, "model", None)
         offered = [_tool(tool) for tool in (*(tools or ()), *(handoffs or ()))]
         body: dict[str, Any] = {
@@ -156,7 +156,7 @@ class RecordedModel(Model):
         for field in ("previous_response_id", "conversation_id"):
             if options.get(field) is not None:
                 body[field] = options[field]
-        return Asking(body, _pack, _unpack, None, "openai-responses", "openai-agents", _outcome)
+        return ModelCallSpec(body, _pack, _unpack, None, "openai-responses", "openai-agents", _outcome)
 
 
 class RecordedProvider(ModelProvider):
@@ -178,7 +178,7 @@ def protect(
     agent: A,
     tools: Tools = None,
     *,
-    gateway: Through | None = None,
+    gateway: GatewayLike | None = None,
     session: str | None = None,
     app: Antiphon | None = None,
 ) -> A:
@@ -239,10 +239,10 @@ def guard_tool(tool: FunctionTool, guard: GuardedTools, session: str | None = No
         async def body(given: dict[str, Any]) -> Any:
             return await invoke(context, arguments if given == params else json.dumps(given))
 
-        place = Place(session, context.tool_call_id, counted_in=_response(context))
+        place = CallIdentity(session, context.tool_call_id, counted_in=_response(context))
         approving = NOBODY
         if spec.approve is not None and context.is_tool_approved(tool.name, context.tool_call_id) is True:
-            approving = Approving(Verdict(True, _NAME, _NAME))
+            approving = ApprovalContext(Verdict(True, _NAME, _NAME))
         given = await guard.call_async(spec, params, place, body, approving)
         return given.value if given.ok else given.message
 
@@ -252,8 +252,8 @@ def guard_tool(tool: FunctionTool, guard: GuardedTools, session: str | None = No
 
     async def asks(context: Any, params: dict[str, Any], call_id: str) -> bool:
         """Request approval, so that the interruption shows a stored question bound to these arguments."""
-        place = Place(session, call_id, counted_in=_response(context))
-        given = await guard.call_async(spec, params, place, _nothing, Approving(shown_in=_NAME, only_asks=True))
+        place = CallIdentity(session, call_id, counted_in=_response(context))
+        given = await guard.call_async(spec, params, place, _nothing, ApprovalContext(shown_in=_NAME, only_asks=True))
         if given.question is not None or not callable(needs):
             return given.question is not None or needs is True
         return bool(await needs(context, params, call_id))

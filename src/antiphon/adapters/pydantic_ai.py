@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from antiphon.adapters._need import need
+from antiphon.adapters._need import require
 
-need("pydantic-ai")
+require("pydantic-ai")
 
 from pydantic import TypeAdapter  # noqa: E402
 from pydantic_ai import exceptions  # noqa: E402
@@ -42,8 +42,8 @@ from antiphon._gateway.plan import Verdict  # noqa: E402
 from antiphon._lineage import permitted  # noqa: E402
 from antiphon._recording.plain import dump  # noqa: E402
 from antiphon._scope import RunScope  # noqa: E402
-from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, Tools, specs_of  # noqa: E402
-from antiphon.adapters._model import NATIVE, Asking, ask_async, chat_response, recording_scope  # noqa: E402
+from antiphon.adapters._calls import NOBODY, ApprovalContext, CallIdentity, GatewayLike, GuardedTools, Tools, specs_of  # noqa: E402
+from antiphon.adapters._model import NATIVE, ModelCallSpec, ask_async, chat_response, recording_scope  # noqa: E402
 from antiphon.errors import Paused  # noqa: E402
 
 __all__ = ["Reliable", "protect"]
@@ -74,7 +74,7 @@ class Reliable(AbstractCapability[Any]):
 
     session: str | None = None
     declared: Tools = None
-    app: Through | None = None
+    app: GatewayLike | None = None
     _guard: GuardedTools = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -94,14 +94,14 @@ class Reliable(AbstractCapability[Any]):
             changed = dataclasses.replace(request_context, model=other, model_settings=settings)
             return lambda: handler(_permitted(scope, changed))
 
-        def asking() -> Asking:
+        def asking() -> ModelCallSpec:
             body = request_body(
                 model.model_name,
                 request_context.messages,
                 request_context.model_settings,
                 request_context.model_request_parameters,
             )
-            return Asking(
+            return ModelCallSpec(
                 body,
                 pack,
                 unpack,
@@ -133,8 +133,8 @@ class Reliable(AbstractCapability[Any]):
         params, approving = call.args_as_dict(), NOBODY
         if spec.approve is not None:  # bind the approval to the executed arguments, after any hooks
             params = dict(args) if isinstance(args, Mapping) else params
-            approving = Approving(_verdict(ctx), _NAME)
-        place = Place(self.session or ctx.conversation_id, call.tool_call_id, message=_message(ctx, call))
+            approving = ApprovalContext(_verdict(ctx), _NAME)
+        place = CallIdentity(self.session or ctx.conversation_id, call.tool_call_id, message=_message(ctx, call))
         try:
             given = await self._guard.call_async(spec, params, place, body, approving)
         except Paused as pause:
@@ -204,7 +204,7 @@ def _permitted(scope: RunScope | None, request: Any) -> Any:
 def protect(
     agent: AbstractAgent[D, R],
     *,
-    gateway: Through | None = None,
+    gateway: GatewayLike | None = None,
     tools: Tools = None,
     session: str | None = None,
 ) -> AbstractAgent[D, R]:

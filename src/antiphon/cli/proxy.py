@@ -211,7 +211,7 @@ async def _wrapped(app: Any, arguments: argparse.Namespace, server: list[str]) -
     import signal
 
     from antiphon.proxy.options import identity_keys
-    from antiphon.proxy.stdio import Wrapped, pump
+    from antiphon.proxy.stdio import StdioProxy, pump
 
     out = sys.stdout.buffer
 
@@ -222,7 +222,7 @@ async def _wrapped(app: Any, arguments: argparse.Namespace, server: list[str]) -
     loop = asyncio.get_running_loop()
     lines = pump(open(0, "rb", closefd=False), loop)  # noqa: SIM115 - it is the thread's, which may never return from it
     name = arguments.server or Path(server[0]).stem
-    wrapped = Wrapped(
+    wrapped = StdioProxy(
         app,
         name,
         mode=arguments.mode,
@@ -230,7 +230,7 @@ async def _wrapped(app: Any, arguments: argparse.Namespace, server: list[str]) -
         timeout_s=arguments.timeout,
         identity=identity_keys(arguments.identity),
         tools=arguments.tool,
-        like=() if arguments.server else server,
+        command=() if arguments.server else server,
         write=write,
     )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

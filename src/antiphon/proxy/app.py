@@ -225,14 +225,14 @@ class Proxy:
         run.requests += 1
         answer.headers.append((b"antiphon-run", run.run.id.encode()))
         self.runs.check_cost(run, charged.model)
-        answer.heard = []
+        answer.captured_body = []
         headers = [header for header in request.headers if header[0].lower() != b"accept-encoding"]
         request = request._replace(headers=[*headers, (b"accept-encoding", b"identity")])
         try:
             await self._forward(request, transport, receive, answer)
         finally:
             if run.estimates is not None and answer.status is not None and answer.status < 400:
-                run.estimates.charge(charged, answer.heard)
+                run.estimates.charge(charged, answer.captured_body)
 
     async def _client(self, named: Mapping[str, str]) -> str:
         """Authenticate the client: by key, or as any local client if keys are not required."""

@@ -101,7 +101,7 @@ class Reply:
         """The run that it belongs to, if any."""
         self.status: int | None = None
         """Of the response that has begun."""
-        self.heard: list[bytes] | None = None
+        self.captured_body: list[bytes] | None = None
         """The chunks passed on, if they are kept."""
         self.mcp: bytes | None = None
         """The message to an MCP server that it answers, if any."""
@@ -119,8 +119,8 @@ class Reply:
         return self.status is not None
 
     async def chunk(self, data: bytes) -> None:
-        if self.heard is not None:
-            self.heard.append(data)
+        if self.captured_body is not None:
+            self.captured_body.append(data)
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self) -> None:

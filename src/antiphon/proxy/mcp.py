@@ -28,7 +28,7 @@ from antiphon._gateway.ids import uuid7
 from antiphon._replay.recording import Recording
 from antiphon._scope import RunScope, current_scope, running_site, without_run
 from antiphon.adapters import _mcp
-from antiphon.adapters._calls import Given, GuardedTools, Place
+from antiphon.adapters._calls import CallIdentity, GuardedTools, ToolAnswer
 from antiphon.contract.approval import DENIED, REQUIRED, WITHDRAWN
 from antiphon.contract.spec import DidNotHappen, ToolSpec
 from antiphon.decide.lost import LostAnswers
@@ -85,7 +85,7 @@ class McpGuard:
         self._timeout_s = timeout_s
         self._specs: dict[tuple[str, str], ToolSpec] = {}
         self._running: set[asyncio.Task[Any]] = set()
-        self._sent: dict[tuple[object, ...], _Exchange] = {}
+        self._sent: dict[tuple[object, ...], _ToolExchange] = {}
         """Calls in sessions, by what a client names to cancel them."""
         self._undecided: dict[str, asyncio.Event] = {}
         """Calls without identity whose clients wait; set once the fate of the answer is known."""
@@ -135,7 +135,9 @@ class McpGuard:
         """The key of an equal call that was not made because its approval is pending or was denied."""
         return self._unapproved.get(equal)
 
-    def note_outcome(self, equal: str, key: str, given: Given | None, failure: BaseException | None = None) -> bool:
+    def note_outcome(
+        self, equal: str, key: str, given: ToolAnswer | None, failure: BaseException | None = None
+    ) -> bool:
         """Note the outcome of a call without identity; return whether it certainly was not made."""
         if given is not None and given.code in _UNAPPROVED:
             self._unapproved[equal] = key
@@ -180,14 +182,14 @@ class McpGuard:
         body: Callable[[dict[str, Any]], Awaitable[Any]],
         scope: RunScope | None,
         origin: AnswerOrigin,
-    ) -> Given:
+    ) -> ToolAnswer:
         """Make the guarded call in the run of *scope*, or in none."""
         answer_origin.set(origin)
         if scope is not None:
             scope.adopt()
         with without_run() if scope is None else nullcontext():
             return await self.tools.call_async(
-                spec, asked.params.get("arguments") or {}, Place(None, None, key=key), body
+                spec, asked.params.get("arguments") or {}, CallIdentity(None, None, key=key), body
             )
 
     async def call(
@@ -196,7 +198,7 @@ class McpGuard:
         """Make the call or return the answer of the call it repeats; the rules say whether a disconnect cancels it."""
         upstream, tool = request.upstream.name, asked.params["name"]
         rule, spec = self._rules.of(upstream, tool), self.spec(upstream, tool)
-        exchange = _Exchange(request, asked, rule, spec, send, scope)
+        exchange = _ToolExchange(request, asked, rule, spec, send, scope)
         place = scope_of(request, asked)
         named = self.name_of(request.named.get("idempotency-key"), asked)
         disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
@@ -210,7 +212,7 @@ class McpGuard:
             disconnect.cancel()
 
     async def _without_identity(
-        self, exchange: _Exchange, place: str, disconnect: asyncio.Future[None], answer: Reply
+        self, exchange: _ToolExchange, place: str, disconnect: asyncio.Future[None], answer: Reply
     ) -> None:
         """A call that may be a resend; it waits until the fate of an equal call's answer is known."""
         equal = f"{place}:{digest_of(exchange.asked.params.get('arguments') or {})}"
@@ -243,7 +245,7 @@ class McpGuard:
             del self._undecided[equal]
             decided.set()
 
-    def _start(self, exchange: _Exchange, key: str) -> asyncio.Task[Given]:
+    def _start(self, exchange: _ToolExchange, key: str) -> asyncio.Task[ToolAnswer]:
         """Start the guarded call, which continues if its client disconnects."""
         request, asked = exchange.request, exchange.asked
         place = _in_session(request, asked.id)
@@ -266,7 +268,7 @@ class McpGuard:
         return task
 
     async def _deliver(
-        self, exchange: _Exchange, task: asyncio.Task[Given], disconnect: asyncio.Future[None], answer: Reply
+        self, exchange: _ToolExchange, task: asyncio.Task[ToolAnswer], disconnect: asyncio.Future[None], answer: Reply
     ) -> None:
         """Send the answer; raise :class:`Disconnected` if the client leaves before the last byte is written."""
         try:
@@ -287,7 +289,7 @@ class McpGuard:
         await last()
 
 
-class _Exchange:
+class _ToolExchange:
     """One call to the server and what comes back."""
 
     def __init__(
@@ -339,7 +341,7 @@ class _Exchange:
         """Send the call to the server; its answer is the outcome."""
         if self._is_cancelled:
             raise DidNotHappen("Its client has cancelled it.")
-        self.notices = Notices()
+        self.notices = Notifications()
         async with asyncio.timeout(self.request.wait_s) as self._limit:
             try:
                 self._response = await self._send(None)
@@ -396,7 +398,7 @@ class _Exchange:
             if self._response.status_code != 200 or not _mcp.is_event_stream(self._response):
                 raise ConnectionResetError("The server ended the stream without an answer, and does not go on with it.")
 
-    async def deliver(self, task: asyncio.Task[Given], answer: Reply) -> Callable[[], Awaitable[None]]:
+    async def deliver(self, task: asyncio.Task[ToolAnswer], answer: Reply) -> Callable[[], Awaitable[None]]:
         """Send the client everything but the last byte; the returned function sends that."""
         begun = False
         while (event := await self.events.get()) is not None:
@@ -455,7 +457,7 @@ def value_of(message: Any) -> Any:
     return {_mcp.ERROR: error}
 
 
-def given_again(given: Given, asked: _mcp.Request) -> dict[str, Any]:
+def given_again(given: ToolAnswer, asked: _mcp.Request) -> dict[str, Any]:
     """A recorded answer as the answer to another request."""
     if not given.ok:
         return _failed(asked, given.code, given.message, given.question)
@@ -642,7 +644,7 @@ async def _whole(response: Any) -> bytes:
     return bytes(body)
 
 
-class Notices:
+class Notifications:
     """What the server sent during a call besides its answer, recorded in its run."""
 
     def __init__(self) -> None:
@@ -650,11 +652,11 @@ class Notices:
         self._chunks: Any = None if scope is None or site is None or not scope.records else scope.chunks(site)
         self._scope = scope
         self._last = time.monotonic()
-        self._left = _mcp.MOST_NOTICES
+        self._left = _mcp.MAX_NOTIFICATIONS
 
     def add(self, message: Any) -> None:
         """Add a server message, unless it is a request."""
-        if self._chunks is not None and self._left and _mcp.is_notice(message):
+        if self._chunks is not None and self._left and _mcp.is_notification(message):
             now = time.monotonic()
             self._chunks.add(message, (now - self._last) * 1000)
             self._last = now

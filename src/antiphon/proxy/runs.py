@@ -16,7 +16,7 @@ from antiphon._replay.by_content import ByContent
 from antiphon._replay.recording import RecordedCall, Recording
 from antiphon._replay.strict import StrictInvoker
 from antiphon._scope import RunScope
-from antiphon.adapters._mcp import is_notice, timed
+from antiphon.adapters._mcp import is_notification, timed
 from antiphon.contract.events import RunManifest
 from antiphon.decide.effects import block_message, reviewed_as
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayBlocked
@@ -59,7 +59,7 @@ class AnswerOrigin:
         """Note that *answer* came from the recording."""
         self.source = "recording"
         self.notices = timed(answer)
-        if self.notices and not is_notice(self.notices[-1][0]):
+        if self.notices and not is_notification(self.notices[-1][0]):
             self.response = self.notices[-1][0]
 
 
@@ -80,7 +80,7 @@ def _is_given() -> bool:
     return origin is not None and origin.source == "recording"
 
 
-class AnsweringInvoker(StrictInvoker):
+class OriginNotingInvoker(StrictInvoker):
     """Answers from the recording only, and notes that it did."""
 
     def _answer(self, call: Invocation, found: RecordedCall) -> Answer:
@@ -284,7 +284,7 @@ class Runs:
         if mode == "replay":
             replayed = load_recording(app, self._recorded(name))
             calls = ByContent(replayed)
-            _, run = watched(app, replayed, realtime=self._realtime, calls=calls, answering=AnsweringInvoker)
+            _, run = watched(app, replayed, realtime=self._realtime, calls=calls, answering=OriginNotingInvoker)
             return OpenRun(name, mode, run, replayed, calls)
         earlier: RunManifest | None = None
         if mode == "record-new":

@@ -18,7 +18,7 @@ from antiphon._gateway.ids import uuid7
 from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
 from antiphon.adapters import _mcp
-from antiphon.adapters._calls import Given
+from antiphon.adapters._calls import ToolAnswer
 from antiphon.errors import AntiphonError, ReplayMiss
 from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import Refused
@@ -26,7 +26,7 @@ from antiphon.proxy.mcp import (
     CANCELLED_S,
     INVALID_REQUEST,
     McpGuard,
-    Notices,
+    Notifications,
     checked,
     digest_of,
     given_again,
@@ -51,7 +51,7 @@ _SIGNAL_S = 1.0
 """How long it may take to exit after we signal it."""
 
 
-class Wrapped:
+class StdioProxy:
     """One client and its server process; a replay has no process."""
 
     def __init__(
@@ -64,17 +64,17 @@ class Wrapped:
         timeout_s: float = 600.0,
         identity: Sequence[str] = (),
         tools: Sequence[str] = (),
-        like: Sequence[str] = (),
+        command: Sequence[str] = (),
         write: Callable[[bytes], None],
     ) -> None:
         """*tools* are rules, ``TOOL:OPTIONS``; *write* sends one line to the client.
 
-        Call identities are scoped to the server name and, if given, to the command *like*.
+        Call identities are scoped to the server name and, if given, to *command*.
         """
         self._server = server
         self._name = f"mcp-{server}" if run is None else run_name(run)
-        command = hashlib.sha256(b"\0".join(map(os.fsencode, like))).hexdigest()
-        self._scope = f"stdio:{self._name}:{server}" + (f":{command}" if like else "")
+        digest = hashlib.sha256(b"\0".join(map(os.fsencode, command))).hexdigest()
+        self._scope = f"stdio:{self._name}:{server}" + (f":{digest}" if command else "")
         self.runs: Runs = Runs(app, mode)
         policies = app.config.approvals.policies
         rules = ToolRules(tools, window_s=0, policies=policies, one_server=True)
@@ -244,7 +244,7 @@ class Wrapped:
 
         async def body(params: dict[str, Any]) -> Any:
             future = self._waiting[asked.id] = asyncio.get_running_loop().create_future()
-            notices = Notices()
+            notices = Notifications()
             self._note_for(asked, notices.add)
             try:
                 await self._send(line)
@@ -258,7 +258,7 @@ class Wrapped:
 
         async def call() -> None:
             try:
-                given: Given | None = None
+                given: ToolAnswer | None = None
                 failed: BaseException | None = None
                 try:
                     given = await self._guard.make(spec, asked, key, body, scope, origin)
@@ -345,7 +345,7 @@ class Wrapped:
             if boundary is not None:
                 self._noting.pop(place, None)
                 await boundary.finish("ok", value={name: item for name, item in message.items() if name != "id"})
-        elif self._noting and _mcp.is_notice(message):
+        elif self._noting and _mcp.is_notification(message):
             self._note(message)
         self._write(line)
 

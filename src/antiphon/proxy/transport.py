@@ -61,7 +61,7 @@ class UpstreamTransport:
             raise httpx.ConnectTimeout("No connection was made in time.", request=request) from None
         except (OSError, UnicodeError) as error:
             raise httpx.ConnectError(str(error), request=request) from None
-        exchange = _Exchange(connection, self._read_s, self._give_back, request.method)
+        exchange = _UpstreamExchange(connection, self._read_s, self._give_back, request.method)
         try:
             status, headers = await exchange.send(message)
         except BaseException:
@@ -152,12 +152,12 @@ class _Route:
             scheme, host = self._proxy.scheme, self._proxy.hostname or ""
             connection = await _Connection.open(host, self._proxy.port or _PORTS[scheme])
             if scheme == "https":
-                await connection.secure(host)
+                await connection.start_tls(host)
             if self._is_secure:
                 place = httpx.URL(scheme="https", host=self._host, port=self._port).raw_host + b":%d" % self._port
                 await connection.tunnel(_head_of("CONNECT", place, [(b"host", place), *self._credentials]), read_s)
         if self._is_secure:
-            await connection.secure(self._host)
+            await connection.start_tls(self._host)
         return connection
 
 
@@ -186,7 +186,7 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
     _below: tuple[asyncio.Transport, ...] = ()
     """What carries the encrypted bytes."""
-    exchange: _Exchange | None = None
+    exchange: _UpstreamExchange | None = None
     is_closed: bool = False
     keep_s: float = _IDLE_S
     """How long it may be used after an exchange."""
@@ -208,7 +208,7 @@ class _Connection(asyncio.Protocol):
 
     async def tunnel(self, asked: bytes, read_s: float) -> None:
         """Have a proxy connect us to the upstream."""
-        exchange = _Exchange(self, read_s, lambda _: None, "CONNECT")
+        exchange = _UpstreamExchange(self, read_s, lambda _: None, "CONNECT")
         try:
             status, _ = await exchange.send(asked)
             if not 200 <= status <= 299:
@@ -220,7 +220,7 @@ class _Connection(asyncio.Protocol):
                 raise ConnectionError(str(error)) from None
             raise
 
-    async def secure(self, host: str) -> None:
+    async def start_tls(self, host: str) -> None:
         """Continue in TLS."""
         loop = asyncio.get_running_loop()
         try:
@@ -267,7 +267,7 @@ class _Connection(asyncio.Protocol):
             self.exchange.lose(error)
 
 
-class _Exchange(httpx.AsyncByteStream):
+class _UpstreamExchange(httpx.AsyncByteStream):
     """A request and its response, whose body is streamed as it arrives."""
 
     def __init__(

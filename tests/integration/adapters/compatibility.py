@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from antiphon.adapters._need import NEEDS
+from antiphon.adapters._need import REQUIREMENTS
 from tests.integration.adapters.speakers import SPEAKERS
 from tests.integration.adapters.subjects import SUBJECTS
 from tests.integration.adapters.test_litellm import VARIANTS
@@ -52,7 +52,7 @@ def variants(name: str) -> str:
     start = _SPOKEN.get(name, name)
     names = [item.name for item in (*SPEAKERS, *SUBJECTS)]
     mine = [found for found in names if found == start or found.startswith(f"{start}-")]
-    other = [need for need in NEEDS if need != name and need.startswith(f"{start}-")]
+    other = [need for need in REQUIREMENTS if need != name and need.startswith(f"{start}-")]
     return ", ".join(found for found in mine if not any(found.startswith(prefix) for prefix in other))
 
 
@@ -67,7 +67,7 @@ def locked(peer: str) -> str:
 def render() -> str:
     """The page as it has to be."""
     rows = []
-    for name, need in NEEDS.items():
+    for name, need in REQUIREMENTS.items():
         link = f"[{name}](../how-to/{GUIDES[name]}.md)"
         supported = need.range.removeprefix(f"{need.package} ")
         rows.append(f"| {link} | `{need.package}` | {supported} | {version(need.package)} | {variants(name)} |")

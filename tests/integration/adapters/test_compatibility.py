@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.adapters._need import NEEDS
+from antiphon.adapters._need import REQUIREMENTS
 from tests.integration.adapters.compatibility import PAGE, render, variants
 
 
@@ -13,6 +13,6 @@ def test_the_table_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), hint
 
 
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize("name", REQUIREMENTS)
 def test_every_adapter_has_cases(name: str) -> None:
     assert variants(name)

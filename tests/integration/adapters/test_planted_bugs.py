@@ -11,7 +11,6 @@ import pytest
 
 import antiphon
 from antiphon import Antiphon
-from antiphon._scope import current_scope
 from antiphon.adapters import _calls, _model, _wire
 from antiphon.adapters.langchain import tool_node
 from antiphon.ops.replay import replay
@@ -40,10 +39,8 @@ def _two_seams(app: Antiphon, url: str) -> int:
     client = antiphon.wrap(openai.OpenAI(api_key="none", base_url=f"{url}/v1"))
     body: dict[str, Any] = {"model": "m", "messages": _CHAT}
     with app.run("seams") as run:
-        scope = current_scope()
-        assert scope is not None
-        asking = _model.Asking(body, lambda said: said.model_dump(mode="json"), lambda value: value)
-        _model.ask(scope, asking, lambda: client.chat.completions.create(model="m", messages=_CHAT))
+        asking = _model.ModelCallSpec(body, lambda said: said.model_dump(mode="json"), lambda value: value)
+        _model.ask(lambda: asking, lambda: client.chat.completions.create(model="m", messages=_CHAT))
     return sum(event.type == "call.started" for event in run.events())
 
 

@@ -16,7 +16,7 @@ from mcp.client.stdio import stdio_client
 
 from antiphon import Antiphon
 from antiphon.errors import InvalidInput
-from antiphon.proxy.stdio import Wrapped
+from antiphon.proxy.stdio import StdioProxy
 from tests.integration.proxy.desk import Desk, served_desk
 from tests.integration.proxy.harness import serving
 from tests.integration.proxy.test_mcp import _post
@@ -164,7 +164,7 @@ def test_a_server_on_stdio_is_asked_once_a_person_has_agreed(app: Antiphon, tmp_
     async def session() -> list[dict[str, Any]]:
         lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        wrapped = Wrapped(
+        wrapped = StdioProxy(
             app, "desk", mode=mode, tools=("charge:approve",), write=lambda line: told.put_nowait(json.loads(line))
         )
         serving = asyncio.ensure_future(wrapped.serve([sys.executable, "-c", program], lines))

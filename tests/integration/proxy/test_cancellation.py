@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from antiphon import Antiphon
-from antiphon.proxy.stdio import Wrapped
+from antiphon.proxy.stdio import StdioProxy
 from tests.integration.proxy.harness import Served, serving
 
 _CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge", "arguments": {"order": "A1"}}}
@@ -194,7 +194,7 @@ def test_a_client_on_stdio_that_cancels_tells_the_server(app: Antiphon) -> None:
         lines: asyncio.Queue[bytes | None] = asyncio.Queue()
         for message in (_CALL, cancelled):
             lines.put_nowait(json.dumps(message).encode() + b"\n")
-        wrapped = Wrapped(app, "desk", write=lambda line: told.append(json.loads(line)))
+        wrapped = StdioProxy(app, "desk", write=lambda line: told.append(json.loads(line)))
         await wrapped.serve([sys.executable, "-c", program], lines)
 
     asyncio.run(session())
@@ -222,7 +222,7 @@ def test_a_call_that_its_client_cancelled_on_stdio_is_unknown_and_is_not_made_ag
             told.append(json.loads(line))
             ended.set()
 
-        wrapped = Wrapped(app, "desk", mode=mode, write=write)
+        wrapped = StdioProxy(app, "desk", mode=mode, write=write)
         serving = asyncio.ensure_future(wrapped.serve([sys.executable, "-c", program], lines))
         async with asyncio.timeout(60):
             await ended.wait()
@@ -258,7 +258,7 @@ def test_a_call_that_was_cancelled_before_it_was_sent_is_not_made(app: Antiphon)
             told.append(json.loads(line))
             lines.put_nowait(None)
 
-        await Wrapped(app, "desk", write=write).serve([sys.executable, "-c", program], lines)
+        await StdioProxy(app, "desk", write=write).serve([sys.executable, "-c", program], lines)
 
     asyncio.run(session())
     assert [message.get("id") for message in told] == [1, None]

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from antiphon import Antiphon
-from antiphon.proxy.stdio import Wrapped
+from antiphon.proxy.stdio import StdioProxy
 from tests.fake_provider import FakeProvider
 from tests.integration.proxy.harness import Served, serving
 
@@ -156,7 +156,7 @@ def test_a_line_that_cannot_be_read_reaches_no_server_on_stdio(app: Antiphon) ->
         lines.put_nowait(json.dumps(call).encode() + b"\n")
         lines.put_nowait(json.dumps(call).encode() + b"\n")
         lines.put_nowait(None)
-        code, _ = await Wrapped(app, "desk", write=told.append).serve([sys.executable, "-c", program], lines)
+        code, _ = await StdioProxy(app, "desk", write=told.append).serve([sys.executable, "-c", program], lines)
         return code
 
     assert asyncio.run(session()) == 0

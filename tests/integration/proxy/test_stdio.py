@@ -20,7 +20,7 @@ from mcp.client.stdio import stdio_client
 
 from antiphon import Antiphon
 from antiphon.proxy import stdio
-from antiphon.proxy.stdio import Wrapped
+from antiphon.proxy.stdio import StdioProxy
 
 _SERVER = """
 import os
@@ -91,7 +91,7 @@ def test_a_server_that_ends_leaves_an_unknown_outcome_and_what_it_wrote_is_passe
         lines.put_nowait(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge"}}\n')
         lines.put_nowait(b'{"jsonrpc": "2.0", "id": 2, "method": "tools/list"}\n')
         program = "import sys; sys.stdin.readline(); print('not JSON', flush=True); sys.stdin.readline(); sys.exit(3)"
-        wrapped = Wrapped(app, "desk", write=told.append)
+        wrapped = StdioProxy(app, "desk", write=told.append)
         code, _ = await wrapped.serve([sys.executable, "-c", program], lines)
         return code
 
@@ -118,7 +118,7 @@ def test_an_answer_with_half_a_character_is_passed_on_and_given_again(app: Antip
             lines.put_nowait(None if len(said) == 2 else call % (2, b'{"dev.antiphon/callId": "k1"}'))
 
         lines.put_nowait(call % (1, b'{"dev.antiphon/callId": "k1"}'))
-        await Wrapped(app, "desk", write=write, timeout_s=30).serve([sys.executable, "-c", program], lines)
+        await StdioProxy(app, "desk", write=write, timeout_s=30).serve([sys.executable, "-c", program], lines)
 
     asyncio.run(session())
     assert said == [answer, b'{"jsonrpc":"2.0","id":2,"result":%b}\n' % result]
@@ -157,7 +157,7 @@ def test_record_new_sends_no_call_of_a_tool_that_a_review_calls_a_side_effect(
             for number, tool in enumerate(tools):
                 call = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": tool}}
                 lines.put_nowait(json.dumps(call).encode() + b"\n")
-            wrapped = Wrapped(app, "desk", mode=mode, run="shop", write=told.append)
+            wrapped = StdioProxy(app, "desk", mode=mode, run="shop", write=told.append)
             serving = asyncio.ensure_future(wrapped.serve([sys.executable, "-c", echo], lines))
             while len(told) < len(tools):
                 await asyncio.sleep(0.01)
@@ -203,7 +203,7 @@ def test_record_new_initialises_a_server_whose_client_the_recording_answers(app:
             messages += [{"id": number, "method": "tools/call", "params": c} for number, c in enumerate(calls, 1)]
             for message in messages:
                 lines.put_nowait(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
-            wrapped = Wrapped(app, "desk", mode=mode, run="shop", write=told.append)
+            wrapped = StdioProxy(app, "desk", mode=mode, run="shop", write=told.append)
             serving = asyncio.ensure_future(wrapped.serve([sys.executable, "-c", _ORDERLY], lines))
             while len(told) <= len(tools):
                 await asyncio.sleep(0.01)
@@ -258,7 +258,7 @@ def test_a_server_that_stays_or_leaves_somebody_behind_is_ended(
 
     async def session() -> None:
         lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-        wrapped = Wrapped(app, "desk", write=lambda line: None)
+        wrapped = StdioProxy(app, "desk", write=lambda line: None)
         serving = asyncio.ensure_future(wrapped.serve(["sh", "-c", f"{inner}; true"], lines))
         await asyncio.to_thread(_until, told.exists)
         lines.put_nowait(None)

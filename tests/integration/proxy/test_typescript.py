@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from antiphon import Antiphon
-from antiphon.proxy.stdio import Wrapped
+from antiphon.proxy.stdio import StdioProxy
 from tests.fake_provider import FakeProvider, Reply
 from tests.integration.proxy.desk import served_desk
 from tests.integration.proxy.harness import serving
@@ -230,7 +230,7 @@ def _wrapped(
             lines.put_nowait(None)
 
         reading = asyncio.ensure_future(read())
-        wrapped = Wrapped(app, "desk", mode=mode, run="pipe", tools=tools, write=writer.write)
+        wrapped = StdioProxy(app, "desk", mode=mode, run="pipe", tools=tools, write=writer.write)
         _, report = await wrapped.serve(command, lines)
         writer.close()
         await reading

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic_ai.messages import BinaryContent, ToolReturn
 
 import antiphon
-from antiphon.adapters._calls import GuardedTools, Place
+from antiphon.adapters._calls import CallIdentity, GuardedTools
 from antiphon.adapters.langchain import protect
 from tests.unit.replay.kit import memory_app
 
@@ -64,7 +64,7 @@ def test_an_equal_call_gets_an_equal_result(kind: str) -> None:
         return made[-1]
 
     def ask() -> Any:
-        return tools.call(tools.spec("look"), {"q": 1}, Place("s", "call_1"), body)
+        return tools.call(tools.spec("look"), {"q": 1}, CallIdentity("s", "call_1"), body)
 
     first, again = ask(), ask()
     assert first.value is RESULTS[kind], "the framework's own object, the first time"
@@ -73,7 +73,7 @@ def test_an_equal_call_gets_an_equal_result(kind: str) -> None:
     assert repr(again.value) == repr(first.value)
 
     def agent() -> str:
-        given = tools.call(tools.spec("look"), {"q": 2}, Place("s", "call_2"), body)
+        given = tools.call(tools.spec("look"), {"q": 2}, CallIdentity("s", "call_2"), body)
         return repr(given.value)
 
     run = app.record(agent)
