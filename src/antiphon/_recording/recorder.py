@@ -210,7 +210,7 @@ class Chunks:
         return {} if self._stream is None else self._stream.found
 
 
-def whole(event: Event, blobs: Blobs | None, tenant: str) -> Event:
+def restore_blobs(event: Event, blobs: Blobs | None, tenant: str) -> Event:
     """The event with its spilled parts restored, and a checksum that still shows whether it was altered."""
     parts = spilled(event)
     if not parts:
@@ -356,8 +356,8 @@ class Recorder:
             write=write,
             write_async=write_async,
             in_memory=in_memory,
-            present=self.present,
-            shown=self.shown,
+            present=self.redact_arguments,
+            shown=self.redact_arguments_json,
             known=self.known,
             compose=self.compose,
             chunks=self.chunks,
@@ -425,7 +425,7 @@ class Recorder:
             self.redactor.pseudonyms.of(found.kinds[pseudonym], value)
         self.scope.quoted.update(other.scope.quoted)
 
-    def shown(self, arguments: Any, digest: str) -> tuple[bytes, str, Any]:
+    def redact_arguments_json(self, arguments: Any, digest: str) -> tuple[bytes, str, Any]:
         """The arguments as they may be written; if they contain secrets, the digest is computed from the pseudonyms."""
         data = dump(arguments)
         clean, masking = self.masked(data)
@@ -442,13 +442,13 @@ class Recorder:
             self._written.clear()
         self._written.add(digest)
 
-    def present(self, arguments: Any, digest: str) -> tuple[Any, str, Any]:
+    def redact_arguments(self, arguments: Any, digest: str) -> tuple[Any, str, Any]:
         """The same with the arguments as values."""
         if type(arguments) is dict and self._redaction_cache.has_no_secret(arguments):
             self._presented = arguments, dump(arguments)
             self._note_written(digest)
             return arguments, digest, None
-        data, digest, masking = self.shown(arguments, digest)
+        data, digest, masking = self.redact_arguments_json(arguments, digest)
         if masking is not None:
             self._presented = None, b""
             return orjson.loads(data), digest, masking
@@ -478,12 +478,12 @@ class Recorder:
         return taken if len(taken) <= SPILL_BYTES else None
 
     def _body(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
-        beside: dict[str, Any] = {}
+        extra_meta: dict[str, Any] = {}
         if kind != "draw" or payload["what"] == "stdin":  # other draws are times, numbers and ids that we create
-            payload, beside = self._clean_payload(kind, site, payload, meta)
+            payload, extra_meta = self._clean_payload(kind, site, payload, meta)
         if not OUR_META.issuperset(meta):
             meta = self._clean_meta(meta)
-        return self._document(kind, site, payload, {**meta, **beside} if beside else meta)
+        return self._document(kind, site, payload, {**meta, **extra_meta} if extra_meta else meta)
 
     def _document(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
         if site is None:
@@ -499,17 +499,17 @@ class Recorder:
 
         *masking* is what redaction did to its arguments.
         """
-        beside: dict[str, Any] = {}
+        extra_meta: dict[str, Any] = {}
         if masking is not None:
-            beside = self._beside(kind, site, None, {"arguments": masking}, masking.digest)
+            extra_meta = self._extra_meta(kind, site, None, {"arguments": masking}, masking.digest)
         elif self.redactor.knows(payload):
             return self.encode(kind, site, orjson.loads(payload), orjson.loads(meta))
         if len(payload) > SPILL_BYTES:
             payload, blobs = self._without_large_parts(payload)
             if blobs:
-                beside = {**beside, BLOBS: {**blobs, **beside.get(BLOBS, {})}}
-        if beside:
-            meta = b"%b%b%b" % (meta[:-1], b"" if meta == b"{}" else b",", orjson.dumps(beside)[1:])
+                extra_meta = {**extra_meta, BLOBS: {**blobs, **extra_meta.get(BLOBS, {})}}
+        if extra_meta:
+            meta = b"%b%b%b" % (meta[:-1], b"" if meta == b"{}" else b",", orjson.dumps(extra_meta)[1:])
         known, head = self._placed
         if known is not site:
             lane, index, _, call, parent = site
@@ -543,16 +543,18 @@ class Recorder:
             size += len(part)
             clean[name] = orjson.Fragment(part)
         part_number = part_of(payload, meta)
-        beside = self._beside(kind, site, part_number, changed, str(payload.get("rawDigest", ""))) if changed else {}
+        extra_meta = (
+            self._extra_meta(kind, site, part_number, changed, str(payload.get("rawDigest", ""))) if changed else {}
+        )
         clean.pop("rawDigest", None)
         if size > SPILL_BYTES:
             blobs = self._spilled(parts)
             clean |= dict.fromkeys(blobs)
             if blobs:
-                beside[BLOBS] = {**blobs, **beside.get(BLOBS, {})}
-        return clean, beside
+                extra_meta[BLOBS] = {**blobs, **extra_meta.get(BLOBS, {})}
+        return clean, extra_meta
 
-    def _beside(
+    def _extra_meta(
         self, kind: str, site: Site | None, part: Any, changed: dict[str, Masking], digest: str
     ) -> dict[str, Any]:
         """What ``meta`` says about the masked parts of a payload: where the masks are, and the sealed originals."""
@@ -561,7 +563,7 @@ class Recorder:
             for name, masking in changed.items()
             for pointer, start, length, of, key in masking.masks
         ]
-        beside: dict[str, Any] = {MASKS: masks}
+        extra_meta: dict[str, Any] = {MASKS: masks}
         seal = self._seal
         if seal is not None:
             kept = b",".join(b"%b:%b" % (_quoted(name), self._kept(m.original)) for name, m in changed.items())
@@ -570,10 +572,10 @@ class Recorder:
             sealed = seal(data, context(self.key.run, kind, call, part))
             blobs = self.blobs() if len(sealed) > SPILL_BYTES // 4 else None
             if blobs is None:
-                beside[SEALED] = sealed
+                extra_meta[SEALED] = sealed
             else:
-                beside[BLOBS] = {SEALED: blobs.put(self.tenant, sealed.encode())}
-        return beside
+                extra_meta[BLOBS] = {SEALED: blobs.put(self.tenant, sealed.encode())}
+        return extra_meta
 
     def _kept(self, data: bytes) -> bytes:
         """An original as it is sealed: even there, credentials of this machine's environment are replaced."""
@@ -596,7 +598,7 @@ class Recorder:
         free = {name: value for name, value in meta.items() if name not in OUR_META}
         return {**meta, **self.view(free)}
 
-    def adopt(self, event: Event) -> Row:
+    def import_foreign_event(self, event: Event) -> Row:
         """An event of another format, stored as if it had been recorded here: redacted, with sealed originals."""
         payload = event.payload
         field = "request" if "request" in payload else "arguments"
@@ -608,7 +610,7 @@ class Recorder:
         site = None if event.call is None else Site(event.lane, event.index, 0, event.call, event.parent)
         return Row(self.run_id, event.type, event.at_ms, self._body(event.type, site, payload, event.meta))
 
-    def take(self, event: Event) -> Row:
+    def import_event(self, event: Event) -> Row:
         """An imported event, stored like our own: redacted, with large parts spilled.
 
         Pseudonyms that it declares are kept.
@@ -617,7 +619,7 @@ class Recorder:
         for text, kind in pseudonyms_of(event):
             self.redactor.pseudonyms.learn(text, text, kind)
         ours = {name: event.meta[name] for name in (MASKS, SEALED, PSEUDONYMS, "sum") if name in event.meta}
-        payload, beside = event.payload, dict[str, Any]()
+        payload, extra_meta = event.payload, dict[str, Any]()
         clean, masking = self.masked(dump(payload))
         if masking is not None:
             payload = orjson.loads(clean)
@@ -625,14 +627,14 @@ class Recorder:
         parts = [(name, orjson.dumps(value)) for name, value in payload.items()]
         sealed = str(ours.get(SEALED, ""))
         if sum(len(part) for _, part in parts) > SPILL_BYTES:
-            beside = self._spilled(parts)
-            payload = {**payload, **dict.fromkeys(beside)}
+            extra_meta = self._spilled(parts)
+            payload = {**payload, **dict.fromkeys(extra_meta)}
         blobs = self.blobs() if len(sealed) > SPILL_BYTES // 4 else None
         if blobs is not None:
-            beside = {**beside, SEALED: blobs.put(self.tenant, sealed.encode())}
+            extra_meta = {**extra_meta, SEALED: blobs.put(self.tenant, sealed.encode())}
             del ours[SEALED]
         free = {name: value for name, value in event.meta.items() if name not in ours and name != BLOBS}
-        meta = {**self.view(free), **ours, **({BLOBS: beside} if beside else {})}
+        meta = {**self.view(free), **ours, **({BLOBS: extra_meta} if extra_meta else {})}
         version = EVENT_VERSION if spilled(event) else event.v  # documents cannot refer to blobs: this is user data
         kept = msgspec.structs.replace(event, payload=payload, meta=meta, v=version)
         if holds:  # one that was altered before the import stays marked
@@ -676,8 +678,10 @@ class Recorder:
             if fresh:
                 meta[PSEUDONYMS] = fresh
             masking = Masking(differences(orjson.loads(was), orjson.loads(clean)), was)
-            beside = self._beside("call.chunk", site, number, {"data": masking}, "")
-            body = self._document("call.chunk", site, {"n": number, "data": orjson.Fragment(clean)}, {**meta, **beside})
+            extra_meta = self._extra_meta("call.chunk", site, number, {"data": masking}, "")
+            body = self._document(
+                "call.chunk", site, {"n": number, "data": orjson.Fragment(clean)}, {**meta, **extra_meta}
+            )
             return Row(self.run_id, "call.chunk", self._now_ms(), body)
 
         chunks = Chunks(self.redactor, encode)

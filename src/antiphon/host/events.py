@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from antiphon._recording.recorder import Recorder, whole
+from antiphon._recording.recorder import Recorder, restore_blobs
 from antiphon.contract.events import Event, is_masked, spilled
 from antiphon.errors import AntiphonError, StoreUnavailable
 from antiphon.host.wire import given_back, kept
@@ -142,7 +142,7 @@ class Reader(msgspec.Struct, eq=False):
     async def _numbered(self, event: Event) -> SequencedEvent:
         try:
             if spilled(event):
-                event = await asyncio.to_thread(whole, event, self.blobs, self.tenant)
+                event = await asyncio.to_thread(restore_blobs, event, self.blobs, self.tenant)
             event = self.unmask(event)
             told = WorkflowEvent(event.type, given_back(event.payload), str(event.meta.get(ASKED) or ""))
             return SequencedEvent(int(event.meta[PLACE]), told, event.at_ms, is_masked(event), event.seq)

@@ -747,7 +747,7 @@ class HostRun:
         """The digest of a node's request: the model request, or the arguments of any other node."""
         is_model = visit.node.type_id.startswith(("core.ai.", "core.llm."))
         asks = request_of(visit) if is_model else {**visit.node.config, **visit.inputs}
-        return document_digest(self.recorder.present(asks, "")[0])
+        return document_digest(self.recorder.redact_arguments(asks, "")[0])
 
     async def run_agent(self, visit: NodeExecution) -> Any:
         """Call an entry point; its calls are part of this run, and a replay answers them from the recording."""

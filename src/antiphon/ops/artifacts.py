@@ -469,7 +469,7 @@ class _Import(NamedTuple):
 
     def _append(self, recorder: Recorder) -> int:
         journal = self.app.journal
-        take = recorder.adopt if self.document.foreign else recorder.take
+        take = recorder.import_foreign_event if self.document.foreign else recorder.import_event
         batch: list[Row] = []
         count = size = 0
         for event in self.progress(self.document.events(), self.document.length, "importing, events"):

@@ -237,7 +237,11 @@ def watched(
         if old is not None and digest not in recording.plain:
             return _as_before(old, arguments, digest)
         if type(arguments) is str:  # the name of a branch
-            return (recorder.present(arguments, digest)[0] if recording.masks.has_key else arguments), digest, None
+            return (
+                (recorder.redact_arguments(arguments, digest)[0] if recording.masks.has_key else arguments),
+                digest,
+                None,
+            )
         return arguments, recording.digests.get(digest, digest), None
 
     def shown(arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, Any]:
@@ -443,11 +447,11 @@ def execute_exploring(
         return recording.digests.get(raw) or (raw if raw in known else masked)
 
     def present(arguments: Any, digest: str) -> tuple[Any, str, Any]:
-        value, masked, masking = recorder.present(arguments, digest)
+        value, masked, masking = recorder.redact_arguments(arguments, digest)
         return value, found_by(digest, masked), masking
 
     def shown(arguments: Any, digest: str) -> tuple[bytes, str, Any]:
-        data, masked, masking = recorder.shown(arguments, digest)
+        data, masked, masking = recorder.redact_arguments_json(arguments, digest)
         return data, found_by(digest, masked), masking
 
     recorder.scope.encode, recorder.scope.compose = encode, compose

@@ -107,12 +107,12 @@ class Resources:
 
     def whole(self, event: Event) -> Event:
         """The event with its spilled parts, also from inside a sandbox."""
-        from antiphon._recording.recorder import whole
+        from antiphon._recording.recorder import restore_blobs
 
         if not spilled(event):
             return event
         with outside():
-            return whole(event, self.blobs, self.tenant)
+            return restore_blobs(event, self.blobs, self.tenant)
 
     def recorder(
         self,

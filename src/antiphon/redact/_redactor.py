@@ -204,7 +204,7 @@ class Redactor:
         field = self._names[name]
         return field.kind if field is not None and field.mode == "secret" else None
 
-    def tells(self, name: str) -> bool:
+    def classifies(self, name: str) -> bool:
         """Whether a name says what kind of value it has."""
         return self._names[name] is not None
 
