@@ -18,6 +18,7 @@ from string import Template
 from typing import Any
 from urllib.parse import parse_qs
 
+from antiphon._asgi import Disconnected, Receive, TooLarge, read_body
 from antiphon._drive import drive
 from antiphon.config.wiring import fingerprints_of
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, Refused, StoreError
@@ -28,7 +29,6 @@ from antiphon.ops.approvals import AlreadyDecided, Approvals, Link
 log: logging.Logger = logging.getLogger("antiphon.host")
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Desk = Callable[[Scope, Link], Approvals]
 """Finds the approvals of a link, for the person it was made for."""
@@ -94,8 +94,13 @@ class ApprovalPage:
             return 200, _page(await self._do(self._desk(scope, link).approval_of_link(link)), link, token)
         if method != "POST":
             return 405, _document("Not here", _paragraph("Open the link, or send its form."))
-        async with asyncio.timeout(_SLOWEST_S):
-            body = await _body(receive)
+        try:
+            async with asyncio.timeout(_SLOWEST_S):
+                body = await read_body(receive, _LARGEST)
+        except Disconnected:
+            raise InvalidInput("The form is incomplete. Nothing was changed.") from None
+        except TooLarge:
+            raise InvalidInput("The form is too large. Nothing was changed.") from None
         form = _form(scope, body)
         token = _field(form, "token")
         link = Link.read(token, self._fingerprints)
@@ -117,19 +122,6 @@ def where(scope: Scope) -> str:
     """What the audit log calls a decision made by link."""
     client = scope.get("client")
     return f"signed link from {client[0] if client else 'an unknown address'}"
-
-
-async def _body(receive: Receive) -> bytes:
-    data = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise InvalidInput("The form is incomplete. Nothing was changed.")
-        data += message.get("body", b"")
-        if len(data) > _LARGEST:
-            raise InvalidInput("The form is too large. Nothing was changed.")
-        if not message.get("more_body"):
-            return bytes(data)
 
 
 def _form(scope: Scope, body: bytes) -> dict[str, list[str]]:
