@@ -397,7 +397,7 @@ class Host:
         """Approvals on this loop's journal; *where* says where the decision comes from."""
         return Approvals(self.tenant(principal.tenant), self.journal, actor=principal.key_id, where=where)
 
-    def behind_link(self, scope: MutableMapping[str, Any], link: Link) -> Approvals:
+    def approvals_for_link(self, scope: MutableMapping[str, Any], link: Link) -> Approvals:
         """The approvals behind a signed link, whose requests count towards its tenant."""
         if "release" not in scope.setdefault("state", {}):
             scope["state"]["release"] = self.admit(link.tenant)

@@ -25,17 +25,17 @@ from antiphon.ports import Cursor
 from antiphon.redact._pointers import viewed
 from antiphon.scoring.html import report_view
 
-SEARCHED = 2_000
+MAX_RUNS_SEARCHED = 2_000
 """Runs that one request examines; the answer says where the next request continues."""
-LOOKED = 20_000
+MAX_EVENTS_READ = 20_000
 """Events that one request reads to search for a tool or text, or to add up tokens."""
 _PAGE = 200
 COMPARED = 50_000
 """The longest run that the host compares, in events; the command line has no such limit."""
 UNFINISHED = 1_000
 """Unfinished runs that the inbox examines, per status."""
-LONG_S, RESTS, LONGEST_REST_S = 0.25, 10, 30.0
-"""A search for them that took longer than ``LONG_S`` is repeated only after ``RESTS`` times as long."""
+SLOW_S, CACHE_FACTOR, LONGEST_REST_S = 0.25, 10, 30.0
+"""A search for them that took longer than ``SLOW_S`` is repeated only after ``CACHE_FACTOR`` times as long."""
 
 
 async def visible(host: Host, principal: Principal, run_id: str) -> RunManifest:
@@ -46,7 +46,7 @@ async def visible(host: Host, principal: Principal, run_id: str) -> RunManifest:
     return manifest
 
 
-async def behind(host: Host, principal: Principal, before: str) -> Cursor | None:
+async def cursor_after(host: Host, principal: Principal, before: str) -> Cursor | None:
     """Where a list of runs continues, given a cursor or a run of the principal's tenant."""
     place = Cursor.parse(before)
     return Cursor.of_run(await visible(host, principal, before)) if before and place is None else place
@@ -71,28 +71,28 @@ async def recordings(
     """
     found: list[dict[str, Any]] = []
     wanted, seen = text.casefold(), 0
-    place = await behind(host, principal, before)
-    inside = _Inside(host, tool, content)
+    place = await cursor_after(host, principal, before)
+    inside = _EventSearch(host, tool, content)
     said = "" if status == "interrupted" else status  # a killed run never said how it ended
     given = text.strip()
     named = await host.journal.manifest(given) if given.isprintable() and given and place is None else None
     if named is not None and named.tenant == principal.tenant and _fits(named, "", status) and await inside.has(named):
         found.append(summary(named))
-    while seen < SEARCHED:
+    while seen < MAX_RUNS_SEARCHED:
         size = min(limit + 1, _PAGE) if not (wanted or status or tool or content) else _PAGE
         page = await host.journal.runs(tenant=principal.tenant, limit=size, before=place, status=said)
         for manifest in page:
             seen, place = seen + 1, Cursor.of_run(manifest)
             if manifest.id != given and _fits(manifest, wanted, status) and await inside.has(manifest):
                 found.append(summary(manifest))
-            if len(found) >= limit or inside.read >= LOOKED:
+            if len(found) >= limit or inside.read >= MAX_EVENTS_READ:
                 return {"runs": found, "next": str(place), "searched": seen}
         if len(page) < size:
             return {"runs": found, "next": None, "searched": seen}
     return {"runs": found, "next": str(place), "searched": seen}
 
 
-class _Inside:
+class _EventSearch:
     """Searches the events of runs for a tool and for text; masked values are not found."""
 
     def __init__(self, host: Host, tool: str, content: str) -> None:
@@ -136,7 +136,7 @@ async def run_totals(host: Host, principal: Principal, runs: Sequence[str]) -> d
         calls = await host.traffic.of(manifest)
         found[run] = totals(list(calls.found.values()), prices)
         read += calls.next - known
-        if read >= LOOKED:
+        if read >= MAX_EVENTS_READ:
             break
     return {"totals": found}
 
@@ -248,8 +248,8 @@ async def _interrupted(host: Host, tenant: str) -> tuple[list[RunManifest], bool
     stopped = [one for one in unfinished if not is_audit(one) and real_status(one) == "interrupted"]
     stopped.sort(key=lambda one: one.started_at_ms, reverse=True)
     ended = monotonic()
-    if ended - began > LONG_S:
-        host.seen_interrupted[tenant] = ended + min((ended - began) * RESTS, LONGEST_REST_S), (stopped, is_whole)
+    if ended - began > SLOW_S:
+        host.seen_interrupted[tenant] = ended + min((ended - began) * CACHE_FACTOR, LONGEST_REST_S), (stopped, is_whole)
     return stopped, is_whole
 
 
@@ -262,7 +262,7 @@ async def effects(
     means reading the newest runs; otherwise only claims are read.
     """
     admin = host.admin(principal)
-    size = SEARCHED if tool else limit
+    size = MAX_RUNS_SEARCHED if tool else limit
     searched = await admin.claims(state=state, limit=size + 1, before=before)
     fitting = [claim for claim in searched[:size] if tool.casefold() in claim["tool"].casefold()]
     found = fitting[:limit]
@@ -288,7 +288,7 @@ async def effects(
     return answer
 
 
-async def healthy(host: Host, principal: Principal, *, tool: str) -> dict[str, Any]:
+async def tool_health(host: Host, principal: Principal, *, tool: str) -> dict[str, Any]:
     """The health of tools: latency, retries and refusals over time, breakers, store, and claims in flight."""
     looked = await host.traffic.newest(principal.tenant)
     claims: dict[str, int] = {}
@@ -310,7 +310,7 @@ async def healthy(host: Host, principal: Principal, *, tool: str) -> dict[str, A
     }
 
 
-async def tried_limits(host: Host, principal: Principal, wanted: Wanted) -> dict[str, Any]:
+async def what_if_limits(host: Host, principal: Principal, wanted: Wanted) -> dict[str, Any]:
     """The recorded attempts under tighter limits, before and after."""
     looked = await host.traffic.newest(principal.tenant)
     found = await asyncio.to_thread(what_if, looked.calls, wanted, declared().get)

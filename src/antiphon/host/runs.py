@@ -19,7 +19,7 @@ from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.host.api_keys import Principal
 from antiphon.host.events import SequencedEvent, document, iso
 from antiphon.host.host import KIND, Host, HostRun, Rejected, request_cancel
-from antiphon.host.recordings import SEARCHED, behind
+from antiphon.host.recordings import MAX_RUNS_SEARCHED, cursor_after
 from antiphon.host.workflow.model import Workflow, initial_variables
 from antiphon.host.workflow.nodes import ACTIVITY_RECIPE
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent, fold
@@ -275,11 +275,11 @@ async def runs(host: Host, principal: Principal, *, limit: int, before: str, sta
 
     A request examines a limited number of runs, so a page may be short although others follow.
     """
-    place = await behind(host, principal, before)
+    place = await cursor_after(host, principal, before)
     mine: list[RunManifest] = []
     seen = 0
     size = max(limit * 2, _LEAST_PAGE)
-    while len(mine) <= limit and seen < SEARCHED:
+    while len(mine) <= limit and seen < MAX_RUNS_SEARCHED:
         page = await host.journal.runs(tenant=principal.tenant, limit=size, before=place, status=status)
         mine += [manifest for manifest in page if manifest.tags.get("kind") == KIND]
         seen += len(page)

@@ -111,7 +111,7 @@ def test_the_key_leaves_the_address_and_runs_are_listed_page_by_page(page: Page)
 
 def test_a_search_says_how_far_it_looked_and_finds_an_id_at_once(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     expect(page.locator("tbody tr")).to_have_count(50)
-    monkeypatch.setattr(recordings, "SEARCHED", 40)
+    monkeypatch.setattr(recordings, "MAX_RUNS_SEARCHED", 40)
     monkeypatch.setattr(recordings, "_PAGE", 40)
     page.get_by_label("Search").fill("nothing like it")
     expect(page.locator("main")).to_contain_text("No runs match. 40 runs were searched; there are more.")

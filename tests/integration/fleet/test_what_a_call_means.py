@@ -21,7 +21,7 @@ import pytest
 import antiphon
 from antiphon._drive import drive
 from antiphon._gateway import results
-from antiphon.adapters._calls import GuardedTools, Place, specs_of
+from antiphon.adapters._calls import CallIdentity, GuardedTools, specs_of
 from antiphon.cli.admin import _resolve_all as resolve_all
 from antiphon.config.wiring import open_store
 from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
@@ -217,7 +217,7 @@ def test_ids_that_a_provider_counts_anew_in_each_message_are_told_apart(
     tools = GuardedTools(specs_of({"mail": {"idempotent": False}}), one.gateway)
 
     def ask(turn: str | None, to: str) -> Any:
-        place, spec = Place("thread-1", "call_0", turn), tools.spec("mail")
+        place, spec = CallIdentity("thread-1", "call_0", turn), tools.spec("mail")
         if one.asynchronous:
             return one.done(tools.call_async(spec, {"to": to}, place, body_async))
         return tools.call(spec, {"to": to}, place, body)

@@ -257,7 +257,7 @@ async def test_a_request_for_runs_examines_a_limited_number_of_recordings(client
     run = await client.start("conformance-noop")
     await client.ended(run)
     started = client.host.app.clock.now_ms() + 60_000
-    for number in range(recordings.SEARCHED + 50):
+    for number in range(recordings.MAX_RUNS_SEARCHED + 50):
         manifest = RunManifest(id=f"rec-{number:05}", name="r", status="completed", started_at_ms=started + number)
         await client.host.journal.open_run(manifest)
     first = (await client.get("/v1/runs")).json()

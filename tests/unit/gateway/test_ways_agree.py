@@ -44,7 +44,7 @@ from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings
 from antiphon._recording.recorder import Recorder
 from antiphon._recording.seals import RunKey
-from antiphon.adapters._calls import Given, GuardedTools, Place
+from antiphon.adapters._calls import CallIdentity, GuardedTools, ToolAnswer
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, ToolSpec
 from antiphon.decide.classify import classify
@@ -318,7 +318,7 @@ class Scene:
         return answer.json()
 
     def _adapted(self, asked: Asked) -> Any:
-        place = Place("s1", asked.call_id, message="m1")
+        place = CallIdentity("s1", asked.call_id, message="m1")
         if self.loop:
             return self.guarded.call_async(self.spec, {"to": asked.to}, place, _never)
         return self.guarded.call(self.spec, {"to": asked.to}, place, _never)
@@ -471,7 +471,7 @@ def _raised_anew(step: Any) -> Any:
 def said(result: Any, spec: ToolSpec) -> tuple[str, Any]:
     """A result, or the code of a failure, whichever way it came."""
     match result:
-        case Given():
+        case ToolAnswer():
             return ("ok", result.value) if result.ok else ("failed", result.code)
         case ToolDenied():
             return "failed", "denied"

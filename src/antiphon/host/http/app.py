@@ -87,7 +87,7 @@ def routes(*, test_seams: bool) -> list[Route]:
         Route("/v1/inbox", requires_role("read", handlers.inbox)),
         Route("/v1/effects", requires_role("read", handlers.effects)),
         Route("/v1/health", requires_role("read", handlers.health)),
-        Route("/v1/what-if", requires_role("read", handlers.tried_limits)),
+        Route("/v1/what-if", requires_role("read", handlers.what_if_limits)),
         Route("/v1/tools", requires_role("read", handlers.tools), methods=["GET"]),
         Route("/v1/calls", requires_role("run", handlers.call), methods=["POST"]),
         Route("/v1/webhooks", requires_role("run", handlers.create_webhook), methods=["POST"]),

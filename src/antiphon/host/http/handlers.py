@@ -345,10 +345,10 @@ async def effects(request: Request, host: Host, principal: Principal) -> Respons
 
 async def health(request: Request, host: Host, principal: Principal) -> Response:
     """``GET /v1/health``: the health of tools, from their recorded attempts."""
-    return Json(await recordings.healthy(host, principal, tool=request.query_params.get("tool", "")[:256]))
+    return Json(await recordings.tool_health(host, principal, tool=request.query_params.get("tool", "")[:256]))
 
 
-async def tried_limits(request: Request, host: Host, principal: Principal) -> Response:
+async def what_if_limits(request: Request, host: Host, principal: Principal) -> Response:
     """``GET /v1/what-if``: the recorded attempts under tighter limits."""
     given = request.query_params
     limits = (("consecutive", 1_000), ("minCalls", 1_000), ("cooldownMs", 86_400_000), ("maxAttempts", 100))
@@ -361,7 +361,7 @@ async def tried_limits(request: Request, host: Host, principal: Principal) -> Re
         cooldown_ms=numbers.get("cooldownMs"),
         max_attempts=numbers.get("maxAttempts"),
     )
-    return Json(await recordings.tried_limits(host, principal, wanted))
+    return Json(await recordings.what_if_limits(host, principal, wanted))
 
 
 # -- calls -----------------------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ async def delete_webhook(request: Request, host: Host, principal: Principal, bod
 # -- admin -----------------------------------------------------------------------------------------------------------
 
 
-class OfClaim(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class ClaimRef(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
     """One of several claims to settle; the version ensures that it is the one the operator saw."""
 
     key: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -438,7 +438,7 @@ class OfClaim(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_field
     verdict: str = ""
 
 
-class Act(msgspec.Struct, kw_only=True, rename="camel"):
+class OperatorAction(msgspec.Struct, kw_only=True, rename="camel"):
     """The body of an operator's request."""
 
     action: Literal["status", "force_open", "reset", "flush", "clear", "resolve", "reconcile"]
@@ -451,10 +451,10 @@ class Act(msgspec.Struct, kw_only=True, rename="camel"):
     verdict: str = ""
     value: Any = None
     for_ms: Annotated[int, Meta(lt=2**53)] | None = None
-    claims: Annotated[list[OfClaim], Meta(max_length=10_000)] = []
+    claims: Annotated[list[ClaimRef], Meta(max_length=10_000)] = []
     dry_run: bool = False
 
-    async def make(self, host: Host, principal: Principal) -> Any:
+    async def perform(self, host: Host, principal: Principal) -> Any:
         admin = host.admin(principal)
         if self.dry_run and self.action in ("flush", "clear"):
             raise InvalidInput(f"There is no dry run of {self.action}; nothing was changed.", path="$.dryRun")
@@ -514,12 +514,12 @@ class Act(msgspec.Struct, kw_only=True, rename="camel"):
 async def tool_reliability(request: Request, host: Host, principal: Principal) -> Response:
     """``POST /v1/admin/tool-reliability``, also at ``/debug``: each answer shows the state before and after (R13)."""
     body = await body_of(request, host)
-    asked = decode(body, Act)
+    asked = decode(body, OperatorAction)
 
     async def act(_: str, again: bool) -> Reply:
         admin = host.admin(principal)
         before = await admin.status()
-        result = await asked.make(host, principal)
+        result = await asked.perform(host, principal)
         await host.refresh_breakers(principal.tenant)
         after = before if asked.action == "status" or asked.dry_run else await admin.status()
         return Reply(200, {"action": asked.action, "result": result, "before": before, "after": after})
@@ -587,7 +587,7 @@ async def decide_approval(
     """``POST /v1/approvals/{approval}``: approve, deny or withdraw."""
     asked = decode(body, Decision)
     told: dict[str, Any] = {"reason": asked.reason, "dry_run": asked.dry_run}
-    desk = _desk(request, host, principal)
+    desk = _approvals_of(request, host, principal)
     return Reply(200, await desk.decide(request.path_params["approval"][:64], asked.decision, **told))
 
 
@@ -595,7 +595,7 @@ async def decide_approval(
 async def link_approval(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
     """``POST /v1/approvals/{approval}/links``: a signed link for deciding an approval; it is shown once."""
     asked = decode(body, Invitation)
-    made = await _desk(request, host, principal).link(
+    made = await _approvals_of(request, host, principal).link(
         request.path_params["approval"][:64],
         to=asked.to,
         may=asked.may,
@@ -608,7 +608,7 @@ async def link_approval(request: Request, host: Host, principal: Principal, body
 async def open_link(request: Request) -> ApprovalPage:
     """``GET`` and ``POST /approve``: the page of a signed link, authorised by its token instead of a key."""
     host: Host = request.app.state.host
-    return ApprovalPage(host.app, host.behind_link)
+    return ApprovalPage(host.app, host.approvals_for_link)
 
 
 @mutation
@@ -620,10 +620,10 @@ async def decide_approvals(
     if not asked.approvals:
         raise InvalidInput("Name the approvals.", path="$.approvals")
     told: dict[str, Any] = {"reason": asked.reason, "dry_run": asked.dry_run}
-    return Reply(200, await _desk(request, host, principal).decide_all(asked.approvals, asked.decision, **told))
+    return Reply(200, await _approvals_of(request, host, principal).decide_all(asked.approvals, asked.decision, **told))
 
 
-def _desk(request: Request, host: Host, principal: Principal) -> Approvals:
+def _approvals_of(request: Request, host: Host, principal: Principal) -> Approvals:
     client = "" if request.client is None else request.client.host
     return host.approvals(principal, f"HTTP from {client or 'an unknown address'}")
 
