@@ -96,16 +96,16 @@ def _is_this_machine(address: str) -> bool:
 
 def _parts(url: Any) -> tuple[SplitResult, str, int]:
     if not isinstance(url, str) or len(url) > _LONGEST:
-        raise AddressRefused("'url' is an https address.", path="$.url")
+        raise AddressRefused("'url' must be an https address.", path="$.url")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise AddressRefused("'url' is not an address.", path="$.url") from None
+        raise AddressRefused("'url' is not a valid address.", path="$.url") from None
     if parts.scheme not in ("https", "http") or not host or parts.username is not None:
-        raise AddressRefused("'url' is an https address without credentials.", path="$.url")
+        raise AddressRefused("'url' must be an https address without credentials.", path="$.url")
     if not url.isprintable() or " " in url or "\\" in url:
-        raise AddressRefused("'url' is not an address.", path="$.url")
+        raise AddressRefused("'url' is not a valid address.", path="$.url")
     return parts, host, port or (443 if parts.scheme == "https" else 80)
 
 
@@ -130,7 +130,7 @@ class Lookup:
         if not all(map(is_public, addresses)):
             raise AddressRefused("'url' resolves to a private network.", path="$.url")
         if parts.scheme != "https":
-            raise AddressRefused("'url' is an https address.", path="$.url")
+            raise AddressRefused("'url' must be an https address.", path="$.url")
         return Target(url, addresses[0])
 
     async def _addresses(self, tenant: str, host: str, port: int) -> list[str]:

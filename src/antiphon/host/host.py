@@ -217,7 +217,7 @@ class Host:
         if resume:
             number = await self.resume_orphans()
             if number or self.set_aside:
-                log.warning("%d interrupted runs go on, %d cannot", number, len(self.set_aside))
+                log.warning("%d interrupted runs were resumed, %d cannot be", number, len(self.set_aside))
             self._tasks.append(asyncio.create_task(self._watch_orphans(), name="antiphon-orphans"))
         self._tasks.append(asyncio.create_task(self._watch_cancels(), name="antiphon-cancels"))
 
@@ -265,7 +265,7 @@ class Host:
             if not settings.webhooks:
                 return None
             raise ConfigError(
-                "[host] webhooks keeps the secrets of subscribers, and there is no key to seal them with.",
+                "[host] webhooks stores the secrets of subscribers, and there is no key to seal them with.",
                 hint="Name a key file: [store] seal_key_file.",
                 path="store.seal_key_file",
             )
@@ -435,7 +435,7 @@ class Host:
             raise Rejected(
                 429,
                 "too_many_runs",
-                f"{limit} runs and calls of this tenant are under way ([host] tenant_runs). Try again when one ended.",
+                f"{limit} runs and calls of this tenant are under way ([host] tenant_runs). Try again when one ends.",
                 {"limit": limit},
             )
 
@@ -479,7 +479,7 @@ class Host:
             try:
                 await webhooks.publish(tenant, kind, orjson.loads(shown))
             except StoreError as error:
-                log.warning("subscribers were not told of %s: %s", kind, error, extra={"tenant": tenant})
+                log.warning("subscribers were not notified of %s: %s", kind, error, extra={"tenant": tenant})
 
         task = asyncio.create_task(notify(), name="antiphon-notice")
         self._notifications.add(task)
@@ -492,7 +492,7 @@ class Host:
             try:
                 unfinished = await self.journal.runs(tenant=tenant, status="running", limit=10_000)
             except StoreError as error:
-                log.warning("unfinished runs of tenant %s could not be looked for: %s", tenant, error)
+                log.warning("unfinished runs of tenant %s could not be listed: %s", tenant, error)
                 continue
             for manifest in reversed(unfinished):
                 if manifest.tags.get("kind") != KIND or manifest.id in self.running or manifest.id in self.set_aside:
@@ -500,7 +500,7 @@ class Host:
                 try:
                     number += await self._resume_if_orphan(manifest)
                 except StoreUnavailable as error:
-                    log.warning("run %s could not be looked at and will be again: %s", manifest.id, error)
+                    log.warning("run %s could not be checked and will be checked again: %s", manifest.id, error)
                 except Exception as error:
                     self._leave(manifest, one_line(error))
         return number
@@ -537,7 +537,7 @@ class Host:
             try:
                 await self.resume_orphans()
             except Exception:
-                log.exception("interrupted runs could not be looked for")
+                log.exception("interrupted runs could not be listed")
 
     async def _watch_cancels(self) -> None:
         """Watch for cancel requests that reached another process."""
@@ -548,7 +548,7 @@ class Host:
                     if await run.cancel_requested():
                         run.cancel("cancelled by request")
                 except Exception as error:
-                    log.warning("run %s could not be asked for its cancellation: %s", run.id, one_line(error))
+                    log.warning("run %s could not be checked for a cancel request: %s", run.id, one_line(error))
                     break
 
 

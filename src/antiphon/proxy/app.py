@@ -140,7 +140,7 @@ class Proxy:
             await answer.refuse(Refused(422, "replay_miss", str(miss), **more))
         except StoreError as error:
             log.warning("the store failed: %s", error)
-            text = "The store cannot be reached, so the request was not passed on: it could not have been recorded."
+            text = "The store cannot be reached, so the request was not forwarded: it could not have been recorded."
             await answer.refuse(Refused(503, "store_unavailable", text))
         except AntiphonError as error:
             status = 404 if isinstance(error, NotFound) else 400 if isinstance(error, InvalidInput) else 422
@@ -151,7 +151,7 @@ class Proxy:
 
     async def _route(self, scope: Any, receive: Any, answer: Reply) -> None:
         if scope["method"] not in METHODS:  # CONNECT would open a tunnel; the meaning of others is unknown
-            raise Refused(405, "method_not_allowed", f"The proxy passes on {', '.join(METHODS)}.")
+            raise Refused(405, "method_not_allowed", f"The proxy forwards only {', '.join(METHODS)}.")
         named = headers_by_name(scope["headers"])
         if scope["raw_path"] == b"/healthz":  # probes have no key
             await answer.json(200, {"status": "ok", "mode": self._settings.mode})
@@ -199,7 +199,7 @@ class Proxy:
         else:
             if mode == "replay":
                 what = f"{request.method} {request.path.decode('latin-1')}"
-                raise ReplayMiss(f"{what} is no model call, so no recording answers it.")
+                raise ReplayMiss(f"{what} is not a model call, so no recording answers it.")
             charged: Unrecorded | None = None
             if mode != "live":
                 charged = self._with_costs(request)
@@ -249,9 +249,9 @@ class Proxy:
             text = "A key is needed in the header Antiphon-Key. Create one with: antiphon apikeys create"
             raise Refused(401, "unauthenticated", text)
         if not is_loopback(host_name(named)):
-            raise Refused(403, "wrong_host", "Without a key the proxy is only reached as localhost or 127.0.0.1.")
+            raise Refused(403, "wrong_host", "Without a key, the proxy can be reached only as localhost or 127.0.0.1.")
         if is_cross_site(named):
-            raise Refused(403, "cross_site", "Without a key the proxy does not answer pages of other sites.")
+            raise Refused(403, "cross_site", "Without a key, the proxy does not answer pages from other sites.")
         return ANYONE
 
     async def _about_run(self, method: str, client: str, name: str | None, answer: Reply) -> None:
@@ -345,7 +345,7 @@ class Proxy:
                 await answer.finish()
                 return
             if answer.begun:
-                log.warning("the deadline of a client came amid the answer of %s", request.upstream.name)
+                log.warning("a client's deadline passed during the response of %s", request.upstream.name)
                 return
             text = f"The upstream {request.upstream.name} did not answer within {request.wait_s:g} s."
             raise Refused(504, "deadline_exceeded", text) from None
@@ -429,7 +429,7 @@ def _parsed(upstream: Upstream, path: bytes, query: bytes) -> Any:
     try:
         return httpx.URL(upstream.at(path, query))
     except httpx.InvalidURL:
-        raise InvalidInput("The path cannot be passed on.", path="path") from None
+        raise InvalidInput("The path cannot be forwarded.", path="path") from None
 
 
 def _resuming(request: Request, after: str) -> Request:

@@ -56,7 +56,7 @@ def unrecorded(method: str, path: str, body: bytes) -> Unrecorded | None:
         return None
     asked = json.loads(body)
     if not isinstance(asked, dict):
-        raise ValueError("The request is no JSON object.")
+        raise ValueError("The request is not a JSON object.")
     return Unrecorded(named or str(asked.get("model", "")), asked, "gemini" if named else "openai-chat")
 
 

@@ -116,7 +116,7 @@ class McpGuard:
         if asked is None:
             return None
         if request.method != "POST":
-            raise Refused(405, "method_not_allowed", "A message to an MCP server is sent with POST.")
+            raise Refused(405, "method_not_allowed", "Send messages to an MCP server with POST.")
         check_headers(request, asked)
         if asked.method == _mcp.CANCELLED:
             sent = self._sent.get(_in_session(request, asked.params.get("requestId")))
@@ -493,7 +493,9 @@ def identity_of(header: str | None, asked: _mcp.Request, names: Sequence[str] = 
     if given is None:
         return None
     if not isinstance(given, str) or not 0 < len(given) <= _LONGEST_KEY:
-        raise Refused(400, "idempotency_key_invalid", f"The key of a call is a text of 1 to {_LONGEST_KEY} characters.")
+        raise Refused(
+            400, "idempotency_key_invalid", f"The key of a call must be a string of 1 to {_LONGEST_KEY} characters."
+        )
     return given
 
 
@@ -544,9 +546,9 @@ def checked(body: bytes) -> _mcp.Request | None:
     read them would make an unguarded call."""
     message = _mcp.parsed(body)
     if message is None:
-        raise _malformed(PARSE_ERROR, "The message is no JSON.")
+        raise _malformed(PARSE_ERROR, "The message is not JSON.")
     if not isinstance(message, dict):
-        raise _malformed(INVALID_REQUEST, "The message is no object: batches are not part of this protocol.")
+        raise _malformed(INVALID_REQUEST, "The message is not an object: batches are not part of this protocol.")
     if _DIGITS.search(body) and any(map(_is_rounded, _INTEGER.findall(_TEXT.sub(b'""', body)))):
         text = "The message has an integer of more than 64 bits, which would be rounded here. Send it as text."
         raise _malformed(INVALID_REQUEST, text)

@@ -109,7 +109,7 @@ def identity_keys(given: Iterable[str]) -> tuple[str, ...]:
     for key in keys:
         if not _META_KEY.fullmatch(key) or key.startswith(RESERVED_META) or key.lower() in _NO_IDENTITY:
             raise InvalidInput(
-                f"--identity {key!r} is no identity of a call.",
+                f"--identity {key!r} cannot identify a call.",
                 hint="Name a field of _meta that a client keeps when it sends a call again; the protocol's own change.",
             )
     return keys
@@ -161,7 +161,7 @@ def deadline_of(text: str | None, most: float) -> float | None:
     if text is None:
         return None
     if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text) or not float(text):
-        raise InvalidInput("Antiphon-Deadline is a number of seconds, more than 0.", path="Antiphon-Deadline")
+        raise InvalidInput("Antiphon-Deadline must be a number of seconds greater than 0.", path="Antiphon-Deadline")
     return min(float(text), most)
 
 

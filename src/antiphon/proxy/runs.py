@@ -41,7 +41,7 @@ _MAX_LISTED = 100
 def run_name(text: str) -> str:
     """*text* if it is a valid run name."""
     if not NAME.fullmatch(text):
-        raise InvalidInput("The name of a run has 1 to 128 ASCII letters, digits and . _ ~ -", path="Antiphon-Run")
+        raise InvalidInput("The name of a run must be 1 to 128 ASCII letters, digits and . _ ~ -", path="Antiphon-Run")
     return text
 
 

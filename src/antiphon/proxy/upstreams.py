@@ -53,7 +53,7 @@ class Upstream(NamedTuple):
         """The URL of *path*, which cannot escape the upstream's base URL."""
         for part in re.split(rb"[/\\]", unquote_to_bytes(path)):
             if part in (b".", b".."):
-                raise InvalidInput("A path has no '.' and '..' parts.", path="path")
+                raise InvalidInput("A path must not contain '.' or '..' segments.", path="path")
         address = self.url + path.decode("latin-1")
         return f"{address}?{query.decode('latin-1')}" if query else address
 
@@ -79,7 +79,7 @@ def upstreams(models: Iterable[str], servers: Iterable[str]) -> dict[str, Upstre
                 raise InvalidInput(f"{option} {text!r} has no usable name.", hint=f"Write: {option} name=https://…")
             if parts is None or parts.query or parts.fragment:
                 hint = f"Write: {option} {name}=https://server.example/path, without a query."
-                raise InvalidInput(f"{option} {name} is no http or https address.", hint=hint)
+                raise InvalidInput(f"{option} {name} is not an http or https address.", hint=hint)
             if parts.username is not None or parts.password is not None:
                 raise InvalidInput(
                     f"{option} {name} has a password in its address.", hint="Clients send credentials in headers."

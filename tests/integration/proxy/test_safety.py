@@ -144,7 +144,7 @@ def test_another_address_needs_keys(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_run_has_a_name_that_fits_a_path_also_on_stdio(
     app: Antiphon, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rule = "The name of a run has 1 to 128 ASCII letters, digits and . _ ~ -"
+    rule = "The name of a run must be 1 to 128 ASCII letters, digits and . _ ~ -"
     with serving(app) as served:
         answer = httpx.get(f"{served.url}/run/{name}/openai/v1/models")
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, rule)

@@ -76,7 +76,7 @@ def failure(problem: Exception) -> Response:
         return error(400, problem.code, str(problem), {"path": problem.path} if problem.path else None)
     if isinstance(problem, StoreError):
         log.warning("the store failed: %s", problem)
-        text = "The store failed. What was to be changed may have been changed or not: look at it, then try again."
+        text = "The store failed. The change may or may not have been made: check before you try again."
         return error(503, "store_unavailable", text, None, {"Retry-After": "1"})
     if isinstance(problem, AntiphonError):
         return error(422, problem.code, str(problem))
@@ -124,7 +124,9 @@ def _refuse_cross_site(request: Request) -> None:
     """Without keys, refuse requests from web pages open in a local browser."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if is_cross_site(request.headers) or (request.method not in ("GET", "HEAD") and kind in _FORMS):
-        text = "Without API keys the host does not answer pages of other sites. Use a key, or a client of this machine."
+        text = (
+            "Without API keys, the host does not answer pages from other sites. Use a key, or a client on this machine."
+        )
         raise Rejected(403, "cross_site", text)
 
 
@@ -213,7 +215,7 @@ def run_id_of(request: Request, name: str = "run_id") -> str:
 def whole_number(text: str, name: str, low: int, high: int) -> int:
     """An integer between *low* and *high*."""
     if not _NUMBER.fullmatch(text) or not low <= int(text) <= high:
-        raise InvalidInput(f"'{name}' is a whole number from {low} to {high}.", path=name)
+        raise InvalidInput(f"'{name}' must be a whole number from {low} to {high}.", path=name)
     return int(text)
 
 
@@ -227,7 +229,7 @@ def choice(request: Request, name: str, allowed: Sequence[str]) -> str:
     """One of the *allowed* words from the query string, or an empty string."""
     text = request.query_params.get(name)
     if text is not None and text not in allowed:
-        raise InvalidInput(f"'{name}' is one of {', '.join(allowed)}.", path=name)
+        raise InvalidInput(f"'{name}' must be one of {', '.join(allowed)}.", path=name)
     return text or ""
 
 
@@ -235,7 +237,7 @@ def idempotency_key(request: Request) -> str | None:
     """The ``Idempotency-Key`` of a request, if it has one."""
     key = request.headers.get("idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
-        text = "An Idempotency-Key has 1 to 255 visible ASCII characters."
+        text = "An Idempotency-Key must have 1 to 255 visible ASCII characters."
         raise Rejected(400, "idempotency_key_invalid", text)
     return key
 

@@ -471,7 +471,7 @@ class OperatorAction(msgspec.Struct, kw_only=True, rename="camel"):
             return await self._reconcile(host, principal)
         if self.action == "resolve" and self.claims:
             if self.verdict not in ("happened", "did-not-happen"):
-                raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
+                raise InvalidInput("The verdict must be 'happened' or 'did-not-happen'.", path="$.verdict")
             verdicts = [Resolution(one.key, self.verdict, self.value, one.version) for one in self.claims]
             return await admin.resolve_all(verdicts, reason=self.reason, dry_run=self.dry_run)
         if self.action == "resolve":
