@@ -129,7 +129,7 @@ def test_the_title_of_the_window_says_what_the_page_shows(page: Page) -> None:
     go(page, f"#/runs/{LONG}")
     expect(page).to_have_title("long long-run · Runs · Antiphon")
     go(page, f"#/compare/{LONG}/{EVIL}")
-    expect(page).to_have_title("long-run beside evil-run · Compare · Antiphon")
+    expect(page).to_have_title("long-run vs. evil-run · Compare · Antiphon")
     go(page, "#/health")
     expect(page).to_have_title("Health · Antiphon")
     expect(page.locator("figure").first).to_be_visible()

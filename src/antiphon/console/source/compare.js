@@ -30,7 +30,7 @@ function Choose({id, other}) {
   };
   return html`<form class="tools" onSubmit=${go}>
     <label>Run <input ref=${left} list="runs" defaultValue=${id} required autocomplete="off" /></label>
-    <label>beside <input ref=${right} list="runs" defaultValue=${other} autocomplete="off" placeholder="another run" /></label>
+    <label>compared with <input ref=${right} list="runs" defaultValue=${other} autocomplete="off" placeholder="another run" /></label>
     <datalist id="runs">${runs.map(run => html`<option value=${run.id}>${plain(run.name)} · ${run.sourceRun ? "replay · " : ""}${run.status}</option>`)}</datalist>
     <button>Compare</button></form>${failed && html`<p role="alert">${plain(failed)}</p>`}`;
 }
@@ -49,13 +49,13 @@ export function Compare({id, other}) {
     return () => control.abort();
   }, [id, other, every]);
   const asked = id && other;
-  useSubject(asked ? `${id.slice(0, 13)} beside ${other.slice(0, 13)}` : "");
+  useSubject(asked ? `${id.slice(0, 13)} vs. ${other.slice(0, 13)}` : "");
   return html`${!found && html`<h1>Compare</h1>`}<${Choose} id=${id} other=${other} />
     ${!asked && html`<p class="note">Choose two runs, or one replay to compare it with its recording.</p>`}
     ${failed && html`<p role="alert">${plain(failed)}</p>`}
     ${asked && !found && !failed && html`<p>Loading…</p>`}
     ${found && html`<p><label><input type="checkbox" checked=${every} onChange=${event => setEvery(event.currentTarget.checked)} /> Show ids and times</label>
         ${found.hiddenIds > 0 && html` <span class="note">${number(found.hiddenIds)} that differ in every response are hidden.</span>`}</p>
-      <p class="note"><a href=${address`#/runs/${id}`}>${id.slice(0, 13)}</a> beside <a href=${address`#/runs/${other}`}>${other.slice(0, 13)}</a></p>
+      <p class="note"><a href=${address`#/runs/${id}`}>${id.slice(0, 13)}</a> vs. <a href=${address`#/runs/${other}`}>${other.slice(0, 13)}</a></p>
       <${Report} view=${found.view} /><${Command} text=${`antiphon diff ${id} ${other}${every ? " --all" : ""}`} />`}`;
 }

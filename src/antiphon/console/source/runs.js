@@ -61,7 +61,7 @@ export function Runs() {
         <td>${shown((sums.get(run.id)?.inputTokens || 0) + (sums.get(run.id)?.outputTokens || 0))}</td><td>${sums.get(run.id)?.cost?.toFixed(4) ?? ""}</td>
         <td>${shown(run.events)}</td><td><code>${run.id.slice(0, 13)}</code></td></tr>`)}</tbody></table></div>
     ${runs.length < LIMIT && found.next ? html`<p>${runs.length ? "" : "No runs match. "}${number(found.searched)} runs were searched; there are more.</p>`
-      : runs.length === 0 && html`<p>${text || status || tool || content ? "No run fits." : html`No run yet. Record one: <code>antiphon run agent.py:main</code>`}</p>`}
+      : runs.length === 0 && html`<p>${text || status || tool || content ? "No runs match." : html`No run yet. Record one: <code>antiphon run agent.py:main</code>`}</p>`}
     <p class="tools">
       <button disabled=${pages.length === 1} onClick=${() => { setPages(pages.slice(0, -1)); setAt(0); }}>Newer</button>
       <button disabled=${!found.next} onClick=${() => { setPages([...pages, found.next]); setFound({...found, next: ""}); setAt(0); }}>${runs.length < LIMIT && found.next ? "Search further" : "Older"}</button>
