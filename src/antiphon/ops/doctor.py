@@ -248,7 +248,10 @@ def _retry_owners() -> Iterator[dict[str, Any]]:
     if found:
         rules = "; ".join(f"{package}: {rule}" for package, rule in found.items())
         yield _found(
-            "note", "retries", f"{', '.join(found)}: they retry on their own", f"Let only one component retry: {rules}."
+            "note",
+            "retries",
+            f"installed packages that retry on their own: {', '.join(found)}",
+            f"Let only one component retry: {rules}.",
         )
 
 

@@ -262,7 +262,7 @@ def accept(app: Antiphon, wanted: str, run: str, *, digest: str = "", dry_run: b
     manifest = find_run(app, run)
     if not _fits(found, manifest):
         raise InvalidInput(
-            f"Run {manifest.id} cannot replace {found.path}: it must be a finished run of the same agent.",
+            f"Run {manifest.id} cannot replace {found.path}: it must be a finished run of this agent, not a replay.",
             hint=told["commands"].get("record"),
             path="$.run",
         )
