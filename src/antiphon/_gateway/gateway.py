@@ -318,6 +318,13 @@ class BaseGateway:
         sample(self._plans, tenants, left)
         return self._plans.reporter.render()
 
+    def sample(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Pass numbers of records by tool and state to the metrics. Deprecated: :meth:`metrics` reads the store."""
+        from warnings import warn
+
+        warn("gateway.sample is deprecated: metrics() reads the store itself", DeprecationWarning, stacklevel=2)
+        self._plans.reporter.dedupe(counts)
+
     def configure(self, settings: Settings) -> None:
         """Apply new settings while running: switches, per-tool overrides, policies."""
         self._plans.configure(settings)

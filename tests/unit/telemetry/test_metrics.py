@@ -16,7 +16,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from antiphon import AsyncGateway, Gateway
 from antiphon.redact import Redactor
+from antiphon.stores import MemoryStore
 from antiphon.telemetry import BuiltinMetrics, metrics
 from antiphon.telemetry._metrics import METRICS, STATUSES, Labels
 from antiphon.telemetry.prometheus import PrometheusListener
@@ -451,3 +453,13 @@ def test_a_tool_may_be_called_for_the_first_time_at_any_moment_of_a_scrape() -> 
         sys.settrace(before)
     assert calls > 50
     assert "tools/known" in text
+
+
+@pytest.mark.parametrize("kind", [Gateway, AsyncGateway])
+def test_a_sample_given_to_a_gateway_as_in_the_first_release_reaches_its_listeners(
+    kind: type[Gateway | AsyncGateway],
+) -> None:
+    listener = PrometheusListener(registry=CollectorRegistry())
+    with pytest.warns(DeprecationWarning, match="sample is deprecated: metrics"):
+        kind(MemoryStore(), listeners=(listener,)).sample({("shop/buy", "done"): 3})
+    assert value(listener, "antiphon_tool_dedupe_cache_size", tool="shop/buy", scope="session") == 3
