@@ -8,7 +8,7 @@ from typing import Any
 from antiphon._diff import plural, shorten
 from antiphon.scoring._scores import THRESHOLD, band
 
-ReplayReport = Mapping[str, Any]
+ReplayReport = dict[str, Any]
 """A replay or a comparison of two runs, as docs/reference/replay-report.md describes it; every field may be absent."""
 
 

@@ -105,3 +105,8 @@ def test_what_the_document_has_no_line_for_comes_after_its_block() -> None:
         "Verdict: fail (Good fidelity)\n"
         "  - 1 divergence from the recording\n"
     )
+
+
+def test_a_report_is_made_from_its_fields() -> None:
+    report = ReplayReport(replayType="A", verdict="pass")
+    assert report == {"replayType": "A", "verdict": "pass"}
