@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from antiphon.adapters._calls import Given
+from antiphon.adapters._calls import ToolAnswer
 from antiphon.contract._base import UNSET
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.decide.breaker import RESET_REASON, Transition
@@ -106,7 +106,7 @@ def answer_of(result: Any) -> Answered:
     """An envelope, a denial, what an adapter was given, or the return value of a decorated function."""
     if isinstance(result, ToolDenied):
         return Answered(result.code)
-    if isinstance(result, Given):
+    if isinstance(result, ToolAnswer):
         return Answered(result.code, first_of(result.value), result.reused)
     if not isinstance(result, ToolResultEnvelope):
         return Answered("", first_of(result))

@@ -24,7 +24,7 @@ from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._gateway.threads import Abandoned, Late, ThreadRunner, TimedOut
 from antiphon._gateway.tool import Tool
-from antiphon.adapters._calls import GuardedTools, Place
+from antiphon.adapters._calls import CallIdentity, GuardedTools
 from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy, ToolSpec
 from antiphon.decide.breaker import Transition
 from antiphon.decide.loop import LoopPolicy
@@ -356,7 +356,7 @@ class Worker(Process):
     async def _ask_adapter(self, arguments: dict[str, Any], call_id: str | None, number: int) -> Answered:
         """Like the adapter of a framework: it has a closure, and names the place of the call."""
         spec, message = self._specs[ADAPTED], "m"
-        place = Place("s", call_id, turn=message) if number % 2 else Place("s", call_id, message=message)
+        place = CallIdentity("s", call_id, turn=message) if number % 2 else CallIdentity("s", call_id, message=message)
 
         async def body(params: dict[str, Any]) -> Any:
             return await self.act(params["what"], None)
