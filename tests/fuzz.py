@@ -284,7 +284,7 @@ def kurral_document(document: Any) -> None:
     with contextlib.suppress(AntiphonError, BadJson):
         document = strict_loads(json.dumps(document).encode())
         manifest = kurral.manifest_of(document, tenant="t", workspace="w")
-        events = list(kurral.document.events(manifest))
+        events = list(kurral.events_of(document, manifest))
         assert events[0].type == "run.started"
         assert events[-1].type == "run.finished"
         kurral.to_kurral(manifest, events)
