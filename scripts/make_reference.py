@@ -96,9 +96,9 @@ def _table(title: str, section: type[Section], meanings: dict[str, dict[str, str
     head = "| setting | default | meaning |" + (" environment |" if variable else "")
     lines = [f"## {title}\n", _markdown(inspect.cleandoc(section.__doc__ or "")), "", head]
     lines.append("|---" * (4 if variable else 3) + "|")
-    inherited = [meanings[kind.__name__] for kind in section.__mro__ if kind.__name__ in meanings]
+    known = {name: text for kind in section.__mro__[::-1] for name, text in meanings.get(kind.__name__, {}).items()}
     for field in msgspec.structs.fields(section):
-        meaning = _markdown(next(known[field.name] for known in inherited if field.name in known))
+        meaning = _markdown(known[field.name])
         line = f"| `{field.name}` | {_default(field)} | {meaning} |"
         plain = variable and settable(field.type)
         lines.append(line + (f" `ANTIPHON_{variable}_{field.name}` |".upper() if plain else " |" if variable else ""))
