@@ -311,8 +311,9 @@ def _classes(name: str) -> Iterator[type]:
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         for place in _modules(".".join(parts[:cut])):
-            for part in parts[cut:]:
-                place = getattr(place, part, None)
+            for part in parts[cut:-1]:  # no getattr: a package may import its submodules in it
+                place = getattr(place, "__dict__", {}).get(part)
+            place = getattr(place, parts[-1], None)
             if isinstance(place, type):
                 yield place
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import antiphon
 from antiphon._recording.run import Run
-from antiphon.errors import CallFailed
+from antiphon.errors import CallFailed, find_class, rebuild_exception
 from tests.unit.replay.kit import memory_app
 
 STREAM = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "q"}]}
@@ -207,6 +209,16 @@ def test_errors_are_raised_again(error: Exception, kind: str) -> None:
         return "no error"
 
     _check(app, main)
+
+
+def test_a_recorded_class_makes_no_package_import_its_submodule(monkeypatch: pytest.MonkeyPatch) -> None:
+    package, requested = ModuleType("lazy_package"), list[str]()
+    package.__getattr__ = requested.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy_package", package)
+    error = rebuild_exception({"class": "lazy_package.submodule.Failed", "message": "no"})
+    assert type(error) is CallFailed
+    assert find_class("lazy_package.submodule.Order") is None
+    assert requested == []
 
 
 class Coded(Exception):
