@@ -345,7 +345,7 @@ def test_what_cannot_be_backed_up_here_is_said(tmp_path: Path, state: Path, comm
     gateway.close()
     inside = command("backup", "copy", "--seal-key", "copy/key", check=False)
     assert inside.returncode == 2
-    assert "belongs elsewhere" in inside.stderr
+    assert "Keep the seal key elsewhere" in inside.stderr
     assert not (tmp_path / "copy").exists()
 
 
