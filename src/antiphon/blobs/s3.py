@@ -81,7 +81,7 @@ def bucket_from(
     given = {"name": bucket, "endpoint": endpoint, "region": region}
     found = found._replace(**{name: value for name, value in given.items() if value}, prefix=prefix.strip("/"))
     if not found.name:
-        raise ConfigError("No bucket is named.", path="bucket", hint="Give bucket=… or set R2_BUCKET_NAME.")
+        raise ConfigError("No bucket is named.", path="bucket", hint="Set [artifacts] bucket or R2_BUCKET_NAME.")
     if found.access_key and not found.secret_key:
         raise ConfigError("An access key is given without its secret.", path="secret_key")
     return found._replace(endpoint=found.endpoint.rstrip("/"), region=found.region or "us-east-1")
