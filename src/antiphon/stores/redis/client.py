@@ -564,9 +564,8 @@ class Sentinels:
     async def _named(self) -> Any:
         """Sentinel's own answer takes precedence: the state that redis-py reads names the old primary for longer."""
         service = self._target.service
-        await maybe_await(
-            self._sentinels.discover_master(service)
-        )  # a Sentinel that sees a primary; it is now the first one
+        # a Sentinel that sees a primary; it is now the first one
+        await maybe_await(self._sentinels.discover_master(service))
         return await maybe_await(self._sentinels.sentinels[0].sentinel_get_master_addr_by_name(service))
 
     async def close(self) -> None:
