@@ -93,11 +93,12 @@ def dump(value: Any) -> bytes:
 
 
 def digest_of(value: Any) -> str:
-    """The canonical digest of *value*, or that of its JSON bytes if it has no canonical form."""
+    """The canonical digest of *value*, or that of its sorted JSON bytes if it has no canonical form."""
     try:
         return canonical_digest(value)
     except CanonicalError:  # for example a large integer
-        return hashlib.sha256(dump(value)).hexdigest()
+        ordered = orjson.dumps(orjson.loads(dump(value)), option=orjson.OPT_SORT_KEYS)
+        return hashlib.sha256(ordered).hexdigest()
 
 
 def _leaf_by_leaf(value: Any, above: tuple[int, ...]) -> Any:

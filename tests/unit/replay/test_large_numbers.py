@@ -99,3 +99,7 @@ def test_a_call_of_an_mcp_server(number: int) -> None:
 def test_a_value_with_a_canonical_form_keeps_its_digest() -> None:
     value = {"b": [1.0, 1e21, "é"], "a": None}
     assert digest_of(value) == canonical_digest(value) != digest_of({**value, "a": 2**60})
+
+
+def test_the_order_of_members_does_not_matter() -> None:
+    assert digest_of({"id": 2**60, "of": {"a": 1, "b": 2**70}}) == digest_of({"of": {"b": 2**70, "a": 1}, "id": 2**60})
