@@ -74,7 +74,7 @@ def keep(
     path: Path | str,
     status: str,
     reasons: Sequence[str],
-    report: Mapping[str, Any],
+    report: dict[str, Any],
     *,
     tenant: str,
     seconds: float = 0.0,
@@ -130,7 +130,7 @@ def _event(report: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _view(report: Mapping[str, Any]) -> dict[str, Any]:
+def _view(report: dict[str, Any]) -> dict[str, Any]:
     found = report_view(report)
     if len(orjson.dumps(found, default=str)) <= _LARGEST:
         return found
