@@ -223,11 +223,11 @@ def test_a_janitor_sweeps_each_store_once_and_goes_on_after_a_full_portion() -> 
 
     keeper = leases.Janitor()
     journal: Any = Full()
-    first = keeper.look("redis://a", lambda: journal, 0.0)
+    first = keeper.sweep_if_due("redis://a", lambda: journal, 0.0)
     assert leases.PAUSE_S * 0.5 <= first <= leases.PAUSE_S * 1.5
-    assert keeper.look("redis://a", lambda: journal, first - 0.1) == pytest.approx(0.1)
+    assert keeper.sweep_if_due("redis://a", lambda: journal, first - 0.1) == pytest.approx(0.1)
     now = first
-    assert keeper.look("redis://a", lambda: journal, now) == 1.0, "a full portion: more is waiting"
-    assert keeper.look("redis://a", lambda: journal, now + 1.0) == 1.0
-    assert keeper.look("redis://a", lambda: journal, now + 2.0) >= leases.PAUSE_S * 0.5
+    assert keeper.sweep_if_due("redis://a", lambda: journal, now) == 1.0, "a full portion: more is waiting"
+    assert keeper.sweep_if_due("redis://a", lambda: journal, now + 1.0) == 1.0
+    assert keeper.sweep_if_due("redis://a", lambda: journal, now + 2.0) >= leases.PAUSE_S * 0.5
     assert swept == [leases.PORTION] * 3
