@@ -168,7 +168,7 @@ def _woken(script: str, url: str, prefix: str) -> None:
         thread.start()
         with Ticks() as ticks:
             started = time.monotonic()
-            await journal.wait("k", held.version, 4.0)
+            await journal.wait("k", held.version, 8.0)
             thread.join()
             assert ticks.since(started) < 2.0
 
