@@ -265,13 +265,13 @@ def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
     """A live run, exported if the test passes; a failed test leaves the old recording unchanged."""
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import export_run, manifest_at
-    from antiphon.ops.doctor import missing
     from antiphon.ops.entry import GRACE_S
+    from antiphon.ops.unrecorded import unrecorded
 
     with using(app), app.run(item.name, like=manifest_at(path)) as run:  # keeps its key, so a diff shows only changes
         yield run
     run.scope.origin.wait(GRACE_S)
-    for text in missing(run):
+    for text in unrecorded(run):
         warnings.warn(pytest.PytestWarning(f"antiphon: {item.name}: {text}"), stacklevel=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     export_run(app, run.manifest, path)

@@ -83,6 +83,16 @@ def test_one_event_is_shown_without_what_compares_runs(tmp_path: Path) -> None:
     assert not {name for name in loaded if name.startswith(("antiphon.scoring", "antiphon.similarity"))}
 
 
+def test_a_run_is_recorded_without_administration_and_bucket_client(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("def main():\n    return 'done'\n")
+    loaded = _loaded_by(
+        f"import os; os.environ['ANTIPHON_HOME'] = {str(tmp_path / 'home')!r}; import antiphon.cli; "
+        f"antiphon.cli.main(['run', {str(tmp_path / 'agent.py:main')!r}])"
+    )
+    assert "antiphon.ops.unrecorded" in loaded
+    assert loaded.isdisjoint({"antiphon.ops.doctor", "antiphon.ops.admin", "antiphon.blobs.s3", "http.client"})
+
+
 def test_a_call_loads_neither_the_cipher_nor_yaml() -> None:
     loaded = _loaded_by(
         "import antiphon, antiphon.ops.replay, antiphon._seal; gateway = antiphon.Gateway(store='memory:'); "

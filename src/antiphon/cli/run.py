@@ -43,9 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from antiphon._recording.run import exit_code
     from antiphon.ops.app import start
-    from antiphon.ops.doctor import missing
     from antiphon.ops.runs import find_run
     from antiphon.ops.tables import json_value
+    from antiphon.ops.unrecorded import unrecorded
 
     given = json_value(arguments.input, "--input")
     with application(arguments) as app:
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         if isinstance(result.error, KeyboardInterrupt):
             hint = f"Resume it: antiphon run {shlex.quote(arguments.target)} --resume {result.id}"
             return interrupted(arguments.json, hint, what=f"Run {result.id} was interrupted.")
-        warnings = missing(result)
+        warnings = unrecorded(result)
         late = result.late_calls
     code = exit_code(result.error)
     if arguments.json:

@@ -1,8 +1,7 @@
-"""What ``antiphon doctor`` checks, and what a fresh recording may lack."""
+"""What ``antiphon doctor`` checks."""
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import secrets
@@ -15,7 +14,6 @@ from antiphon._diff import plural
 from antiphon._drive import drive
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.switches import start_value
-from antiphon._recording.run import Run
 from antiphon.canonical import canonical_digest
 from antiphon.config.wiring import CLAIMS_NOT_SHARED, SHARE_CLAIMS, claims_are_shared, seal_key_file
 from antiphon.errors import AntiphonError
@@ -260,50 +258,3 @@ def _limits() -> Iterator[dict[str, Any]]:
     yield _found("note", "limits", text)
     if start_value(os.environ, "enabled") is False:
         yield _found("warning", "switches", "TOOL_RELIABILITY_ENABLED is off: calls are not guarded")
-
-
-# -- a recording: no calls at all, an SDK without its adapter, a client that was created without it -------------------
-
-SDKS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "openai": ("wrap", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI")),
-    "anthropic": ("wrap", ("Anthropic", "AsyncAnthropic")),
-    "google.genai": ("adapters.google", ("Client",)),
-    "litellm": ("adapters.httpx", ()),
-}
-"""Modules of SDKs, what records the calls of each, and its client classes."""
-
-
-def _is_wrapped(client: Any) -> bool:
-    """Whether a client of an SDK sends through one of our transports."""
-    transport = getattr(getattr(client, "_client", None), "_transport", None)
-    return type(transport).__module__.partition(".")[0] == "antiphon"
-
-
-def missing(run: Run) -> list[str]:
-    """Warnings about a run that has just been recorded."""
-    calls = [event for event in run.events() if event.type == "call.started"]
-    said = []
-    if run.opened:
-        count = "a run" if len(run.opened) == 1 else f"{len(run.opened)} runs"
-        said.append(
-            f"the code opened {count} of its own, whose calls cannot be replayed with this one. Replay it separately "
-            f"(antiphon replay {run.opened[0]}), or open no run in the code"
-        )
-    elif not calls:
-        said.append(
-            "no model call and no tool call was recorded: decorate tools, wrap the client, or use antiphon exec"
-        )
-    loaded = [module for module in SDKS if module in sys.modules]
-    if loaded and not any(event.payload.get("kind") == "llm" for event in calls):
-        named = [(module, name) for module in loaded for name in SDKS[module][1] if hasattr(sys.modules[module], name)]
-        kinds = {getattr(sys.modules[module], name): module for module, name in named}
-        found = [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
-        for module in loaded:
-            adapter = SDKS[module][0]
-            clients = [client for client in found if kinds[type(client)] == module]
-            bare = [client for client in clients if not _is_wrapped(client)]
-            if clients and not bare:
-                continue
-            made = f"; {len(bare)} of its clients exist without it" if bare else ""
-            said.append(f"{module} is loaded, but none of its calls was recorded: use antiphon.{adapter}{made}")
-    return said
