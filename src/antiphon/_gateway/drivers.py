@@ -262,7 +262,7 @@ class SyncWorld(_World):
 
     def __init__(self, plans: Plans, feed: BreakerFeed, journal: SyncJournal | None = None) -> None:
         super().__init__(plans, feed, journal)
-        self._heeds = journal is None
+        self._refuses_when_open = journal is None
         """Whether the store's breaker applies to it."""
         if journal is None:
             self._breaker.watch(self)
@@ -277,7 +277,7 @@ class SyncWorld(_World):
     @property
     def journal(self) -> SyncJournal:
         journal: SyncJournal | None = self._journal
-        if self._heeds and self._breaker.is_open:
+        if self._refuses_when_open and self._breaker.is_open:
             raise self._breaker.refusal()
         return self._open() if journal is None else journal
 

@@ -144,7 +144,7 @@ def console(arguments: argparse.Namespace) -> int:
     """Open the console in a browser: what waits for a person, runs, and what happened in them.
 
     It reads the store of this project, starts no run and makes no call. Only this machine can reach it, and only with
-    the key in the printed address, which is made anew each time. 'antiphon serve' has the same pages under /console,
+    the key in the printed address, which is new at each start. 'antiphon serve' has the same pages under /console,
     behind API keys and roles.
 
     examples:
