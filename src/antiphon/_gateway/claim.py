@@ -144,6 +144,8 @@ def _started(call: GuardedCall, _: None) -> Step:
 def claimed(call: GuardedCall, reply: Begun) -> Step:
     """The claim is ours, or somebody else's record decides."""
     if type(reply) is not Claimed:
+        if call.extras.asked is not None:  # what follows the approval it meant to spend is not that approval
+            call.extras.asked.spending = None
         return _pinned(call) if type(reply) is Pinned else _decide(call, reply)  # type: ignore[arg-type]
     call.version = reply[0]
     plan, run = call.plan, call.run

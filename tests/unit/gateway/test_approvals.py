@@ -143,6 +143,26 @@ def test_two_workers_spend_one_approval_once() -> None:
     assert ran == [10]
 
 
+def test_an_approval_that_was_spent_in_the_meantime_is_not_spent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower of two deliveries has read the approval, and replaces what followed it: it asks."""
+    store = MemoryStore()
+    ran: list[int] = []
+    slow, fast = ([antiphon.Gateway(store).tool("pay", idempotent=False, approve="always")(_pay(ran))] for _ in "ab")
+    approval = _asked(slow[0], 10)
+    drive(_desk(store).decide(approval, "approve"))
+    journal = type(store.open_sync())
+    take_over = journal.take_over
+
+    def late(self: Any, *args: Any, **more: Any) -> Any:
+        if fast:
+            assert fast.pop()(10) == "paid"
+        return take_over(self, *args, **more)
+
+    monkeypatch.setattr(journal, "take_over", late)
+    assert _asked(slow[0], 10) != approval
+    assert ran == [10]
+
+
 def test_a_waiting_call_goes_on_when_a_person_decides() -> None:
     store = MemoryStore()
     ran: list[int] = []
