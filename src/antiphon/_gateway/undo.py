@@ -26,6 +26,7 @@ from antiphon._gateway.settlement import answered, unknown
 from antiphon._gateway.steps import Get, Mark, Read, Step
 from antiphon._gateway.tool import Tool, it_has
 from antiphon.contract._base import UNSET
+from antiphon.contract.approval import is_asking
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened, ToolSpec
 from antiphon.decide import claim as rules
@@ -250,6 +251,8 @@ def _in_flight(call: GuardedCall, record: DedupeRecord, now_ms: int) -> Step:
     if until > now_ms and not certainly_dead(record.owner):
         message = f"{of.tool.full_name} is still in flight: it is undone when it has settled."
         return answered(call, failed("retriable_error", "in_flight", message, retriable=True))
+    if is_asking(record):  # a person was to be asked: nothing was sent
+        return _nothing_to_undo(call)
     past = copy(call)  # a person who settles it has to see its arguments
     past.plan, past.arguments = call.plan.plans.plan(of.tool), of.arguments
     settlement = approval.kept_by(record, unknown(past, "its worker was lost"))

@@ -14,6 +14,7 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.undo import NOT_READABLE, Execution, Undo, may_stand
 from antiphon._replay.recording import full_name
+from antiphon.contract.approval import is_asking
 from antiphon.contract.events import Event, RunManifest, is_masked, type_not_kept
 from antiphon.decide.claim import is_unknown
 from antiphon.errors import InvalidInput, NotFound
@@ -64,7 +65,9 @@ class Logged:
             return False
         found = self._journal.read(*self._claim)
         record = None if found is None else found.own or found.current
-        return record is not None and (record.state == "inflight" or is_unknown(record))
+        if record is None:
+            return False
+        return is_unknown(record) or (record.state == "inflight" and not is_asking(record))
 
     def told(self, state: str, why: str) -> None:
         if self.gateway is not None and self.tool is not None:

@@ -18,7 +18,7 @@ import antiphon
 from antiphon import AsyncGateway, DidNotHappen, Gateway, Happened
 from antiphon._drive import drive
 from antiphon._gateway import claim, undo
-from antiphon.errors import InvalidInput, SagaUndoing, Undone
+from antiphon.errors import ApprovalRequired, InvalidInput, SagaUndoing, Undone
 from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest
 from antiphon.stores import MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from tests.unit.gateway.kit import envelope
@@ -446,6 +446,43 @@ def test_a_person_sees_the_arguments_of_a_write_whose_worker_was_lost(monkeypatc
     worker.join()
     assert "outcome_unknown" in report.needs_person[0].why
     assert (row["tool"], row["arguments"]) == ("tools/slow", '{"hotel":"ritz"}')
+
+
+def test_a_write_whose_worker_was_lost_while_it_asked_a_person_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undo, "certainly_dead", lambda owner: True)
+    shop = Shop(MemoryStore(), "sync")
+    asks, go_on = threading.Event(), threading.Event()
+    gateway = Gateway(shop.store, QUIET)
+
+    @gateway.tool(idempotent=False, approve="always")
+    def slow(hotel: str) -> None:
+        shop.did("slow", hotel)
+
+    slow.undo(lambda result: None)
+    journal = type(shop.store.open_sync())
+    settle = journal.settle
+
+    def lost(self: Any, *args: Any, **more: Any) -> Any:
+        if threading.current_thread() is worker:
+            asks.set()
+            assert go_on.wait(60)
+        return settle(self, *args, **more)
+
+    def asked() -> None:
+        with pytest.raises(ApprovalRequired):
+            slow("ritz")
+
+    with shop.app.run("trip") as run, run.saga("trip", wait_s=0.05) as saga:
+        shop.book("a")
+        worker = threading.Thread(target=antiphon.wrap_context(asked))
+        monkeypatch.setattr(journal, "settle", lost)
+        worker.start()
+        assert asks.wait(60)
+        report = saga.undo()
+    go_on.set()
+    worker.join()
+    assert report.state == "undone", str(report)
+    assert shop.undone() == [("unbook", "b-a", "a")]
 
 
 def test_the_saga_is_seen_in_the_log_the_metrics_show_and_the_page(shop: Shop) -> None:
