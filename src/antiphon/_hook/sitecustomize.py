@@ -5,6 +5,7 @@ A ``sitecustomize`` of the environment that this one hides is run as well.
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
 from pathlib import Path
@@ -19,9 +20,24 @@ def _run_hidden() -> None:
         found.loader.exec_module(module)
 
 
+def _refuse_replay(error: Exception) -> None:
+    """End the process: Python would run the program nevertheless, and all its calls would be real."""
+    text = f"The replay cannot begin: {type(error).__name__}: {error}. The program was not run."
+    told = {"error": "replay_not_begun", "message": text, "hint": f"The Python of the program is {sys.executable}"}
+    try:
+        Path(json.loads(_order)["report"]).write_text(json.dumps(told), encoding="utf-8")
+    finally:
+        os._exit(2)
+
+
 _order = os.environ.pop("ANTIPHON_EXEC", "")
 if _order:
-    from antiphon.adapters import _process
+    try:
+        from antiphon.adapters import _process
 
-    _process.begin(_order)
+        _process.begin(_order)
+    except Exception as error:
+        if json.loads(_order)["replay"] is not None:
+            _refuse_replay(error)
+        raise
 _run_hidden()

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,20 @@ def test_an_unknown_run_and_a_missing_program_are_one_line(program: Program) -> 
 def test_a_python_that_does_not_load_the_hook_is_told(program: Program) -> None:
     found = program.run("--", "hi", "0", python=("-I",), code="print('hi')")
     assert "nothing was recorded" in found.stderr
+
+
+def test_a_replay_that_cannot_begin_does_not_run_the_program(program: Program, tmp_path: Path) -> None:
+    """Under a Python without antiphon, nothing would answer its calls or confine it."""
+    assert program.run("--", "hi", code=_PLAIN).returncode == 0
+    venv.create(tmp_path / "bare", symlinks=True)
+    command = [str(Path(sys.executable).parent / "antiphon"), "exec", "--replay", "latest", "--"]
+    command += [str(tmp_path / "bare" / "bin" / "python"), "-c", "open('sent', 'w').close()"]
+    env = {**os.environ, "ANTIPHON_HOME": str(tmp_path / ".antiphon")}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+    assert not (tmp_path / "sent").exists()
+    assert done.returncode == 2
+    assert "The replay cannot begin: ModuleNotFoundError: No module named 'antiphon'" in done.stderr
+    assert f"{tmp_path}/bare/bin/python" in done.stderr
 
 
 def test_another_sitecustomize_still_runs(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
