@@ -45,7 +45,7 @@ from antiphon.errors import (
 )
 from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import KeyRing, Principal
-from antiphon.host.events import Reader, SequencedEvent, Signals, follow, is_large, one_line, row_of
+from antiphon.host.events import Reader, RunDamaged, SequencedEvent, Signals, follow, is_large, one_line, row_of
 from antiphon.host.fairness import Fair, Shares
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
@@ -64,6 +64,7 @@ from antiphon.ops.approvals import Approvals, Link
 from antiphon.ops.entry import AGENT_MARK, load_entry, load_module
 from antiphon.ops.gateways import listen
 from antiphon.ops.inputs import arguments_of, is_arguments
+from antiphon.ops.runs import learn_values
 from antiphon.ops.traffic import Traffic
 from antiphon.ports import Answer, Invocation, Journal, Row
 from antiphon.redact import secrets_in, without_values
@@ -656,6 +657,16 @@ class HostRun:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
+    async def learn_values(self, source: RunManifest, last: int | None = None) -> None:
+        """Mask the values that are masked in *source*, up to its row *last*, wherever they occur in this run."""
+        try:
+            await asyncio.to_thread(learn_values, self.app, source, self.recorder.redactor.pseudonyms, last=last)
+        except StoreUnavailable:
+            raise
+        except AntiphonError as error:
+            log.error("the masked values of run %s cannot be read: %s", source.id, one_line(error))
+            raise RunDamaged(source.id, "where values are masked") from error
+
     async def rows_of(self, events: Sequence[tuple[WorkflowEvent, int]]) -> list[Row]:
         """Events as log rows; large ones are encoded in a thread, one at a time for each tenant.
 
@@ -866,6 +877,7 @@ class HostRun:
             finished = msgspec.structs.replace(manifest, status=run.state.status, finished_at_ms=events[-1].at_ms)
             await host.journal.update_run(finished)
             return None
+        await run.learn_values(manifest)
         if run.state.error is None and not run.is_replay and any(event.redacted for event in events):
             run.state.error = {
                 "code": "resume_redacted",

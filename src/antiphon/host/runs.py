@@ -116,9 +116,17 @@ def _manifest(host: Host, tenant: str, workflow: Workflow, run_id: str, **more: 
 
 
 async def _create(
-    host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[WorkflowEvent], again: bool
+    host: Host,
+    manifest: RunManifest,
+    workflow: Workflow,
+    events: Sequence[WorkflowEvent],
+    again: bool,
+    prefix: tuple[RunManifest, int] | None = None,
 ) -> None:
-    """Write the first events, then the manifest that makes them a run, then execute."""
+    """Write the first events, then the manifest that makes them a run, then execute.
+
+    *prefix*: the run that the events come from, and its row with the last of them.
+    """
     if again:
         if await host.journal.manifest(manifest.id) is not None:
             await host.resume_orphans()  # an earlier request with this key got this far
@@ -126,6 +134,8 @@ async def _create(
         await host.journal.delete_run(manifest.id)  # it may have left events
     host.check_capacity(manifest.tenant)
     run = HostRun(host, manifest, workflow, events, new=True)
+    if prefix is not None:
+        await run.learn_values(*prefix)
     rows = await run.rows_of([(told, number) for number, told in enumerate(events)])
     manifest = run.manifest = run.recorder.with_key(manifest)
     await host.journal.append(manifest.id, rows)
@@ -180,7 +190,8 @@ async def fork_run(
         source_run=source.id,
         replay={"mode": mode, "fromSeq": start},
     )
-    await _create(host, manifest, workflow, events, again)
+    prefix = source, recorded[len(events) - 1].row
+    await _create(host, manifest, workflow, events, again, prefix)
     return {**_created(manifest), "sourceRunId": source.id, "fromSeq": start, "mode": mode}
 
 

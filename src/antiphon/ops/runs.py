@@ -136,6 +136,18 @@ def opener(app: Resources, key: RunKey, pseudonyms: Pseudonyms) -> _Opener:
     return _Opener(Originals(key), pseudonyms, app.whole)
 
 
+def learn_values(app: Resources, manifest: RunManifest, pseudonyms: Pseudonyms, *, last: int | None = None) -> None:
+    """Let *pseudonyms* learn the values that are masked in a run, up to event *last*; its continuation masks them."""
+    key = app.keys.key_of(manifest)
+    if key is None:
+        return
+    opened = opener(app, key, pseudonyms)
+    for event in app.events(manifest.id):
+        if last is not None and event.seq > last:
+            break
+        opened(event)
+
+
 class _Opener:
     """Restores the originals in events, and learns which pseudonym stands for which value."""
 

@@ -332,3 +332,35 @@ async def test_cut_off_answers_and_provider_errors(client: Client, entry: dict[s
     assert run["error"]["code"] == code
     truncated = [event for event in await client.events(run["runId"]) if event["type"] == "envelope.truncated"]
     assert len(truncated) == (3 if "stopReason" in entry else 0)
+
+
+PORTER = """
+import antiphon
+
+gateway = antiphon.Gateway(store="memory:")
+
+@gateway.tool(idempotent=True, namespace="door", effect="read")
+def unlock(password: str) -> str:
+    return "open"
+
+@antiphon.agent
+def porter() -> str:
+    unlock(password="swordfish")
+    return "the gate opens with swordfish today"
+"""
+
+
+@pytest.mark.parametrize("mode", ["replay", "branch"])
+async def test_a_value_that_only_a_call_shows_to_be_secret_is_masked_in_a_fork(tmp_path: Path, mode: str) -> None:
+    code = tmp_path / "porter.py"
+    code.write_text(PORTER)
+    nodes = [workflows.node("porter", "agent:porter"), workflows.node("end", "core.noop")]
+    folder = workflows.write(tmp_path / "flows", workflows.workflow("gate", nodes))
+    async with in_process(application(tmp_path, folder, agents=[f"{code}:porter"])) as client:
+        run = (await client.run("gate"))["runId"]
+        events = observable(await client.events(run))
+        assert "opens with [password:" in str(events)
+        fork = await client.fork(run, mode, 3)
+        await client.ended(fork)
+        assert observable(await client.events(fork)) == events
+    assert not [file for file in tmp_path.glob("host.db*") if b"swordfish" in file.read_bytes()]

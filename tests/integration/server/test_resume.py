@@ -11,6 +11,7 @@ import pytest
 
 from antiphon.host import worker_lease
 from antiphon.host.host import Host
+from tests.integration.server import workflows
 from tests.integration.server.harness import Client, application, in_process, observable
 
 DEAD = "0badb007.4026531836.999999.1"
@@ -112,6 +113,29 @@ async def test_an_interrupted_run_with_masked_values_sends_originals_or_nothing(
     snapshot = await client.ended(run)
     assert snapshot["status"] == ("completed" if has_key else "failed")
     assert has_key or snapshot["error"]["code"] == "resume_redacted"
+
+
+async def test_a_value_that_was_masked_before_the_interruption_stays_masked(tmp_path: Path) -> None:
+    note = {"note": {"type": "variable", "variableName": "note"}}
+    nodes = [
+        workflows.node("wait", "core.delay", None, workflows.DELAY),
+        workflows.node("tell", "core.identity", None, note),
+    ]
+    variables = [workflows.variable(name, "any") for name in ("delayMs", "password", "note")]
+    folder = workflows.write(tmp_path / "flows", workflows.workflow("gate", nodes, variables))
+    async with in_process(application(tmp_path, folder)) as client:
+        inputs = {"delayMs": 300, "password": "swordfish", "note": "the gate opens with swordfish today"}
+        run = await client.start("gate", inputs)
+        while len(await client.events(run)) < 2:
+            await asyncio.sleep(0.01)
+        await _abandon(client, run)
+        assert await client.host.resume_orphans() == 1
+        snapshot = await client.ended(run)
+        assert snapshot["status"] == "completed"
+        shown = str([snapshot, await client.events(run)])
+        assert "opens with [password:" in shown
+        assert "swordfish" not in shown
+    assert not [file for file in tmp_path.glob("host.db*") if b"swordfish" in file.read_bytes()]
 
 
 async def test_a_model_is_not_asked_again_for_what_it_answered(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
