@@ -117,11 +117,16 @@ class Core:
     def join(self, write: Write) -> bool:
         """Take a write that is about to be claimed; not if the saga, or one around it, takes no more writes."""
         with self._changed:
-            if any(saga.state not in ("open", "closed") for saga in self._chain()):
+            if not self.takes_writes:
                 return False
             for saga in self._chain():
                 saga._in_flight.append(write)
             return True
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether neither it nor a saga around it has failed."""
+        return all(saga.state in ("open", "closed") for saga in self._chain())
 
     def settle(self, write: Write, *, stands: bool) -> None:
         """The write has ended; *stands*: it had an effect, or may have had one."""

@@ -66,6 +66,9 @@ def _not_now(call: GuardedCall) -> Step | None:
         return _stopped(call, extras.last)
     if deadline is not None and deadline <= plan.monotonic():
         return _stopped(call, outcomes.too_late())
+    saga = None if extras.write is None else extras.write.saga
+    if saga is not None and not call.number and not saga.takes_writes:  # it failed while the call waited
+        return _stopped(call, outcomes.undoing(plan.name, saga.name, saga.state))
     return None
 
 

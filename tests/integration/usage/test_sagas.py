@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -483,6 +484,45 @@ def test_a_write_whose_worker_was_lost_while_it_asked_a_person_was_not_sent(monk
     worker.join()
     assert report.state == "undone", str(report)
     assert shop.undone() == [("unbook", "b-a", "a")]
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_a_write_that_is_approved_after_its_saga_was_undone_does_not_run(face: str) -> None:
+    from antiphon.ops.approvals import Approvals
+
+    shop = Shop(MemoryStore(), face)
+
+    class Asked:
+        def emit(self, event: str, fields: Any) -> None:
+            if event == "approval.requested":
+                asked.append(fields["approvalId"])
+
+    asked: list[str] = []
+    gateway: Any = (AsyncGateway if shop.asynchronous else Gateway)(shop.store, QUIET, listeners=(Asked(),))
+
+    def pay(amount: int) -> str:
+        shop.did("pay", amount)
+        return "paid"
+
+    tool = gateway.tool(idempotent=False, approve="always", approval_wait=60)(shop._faced(pay))
+    tool.undo(shop._faced(lambda result: None))
+
+    async def story(run: Any) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            async with shop.saga(wait_s=0.05) as saga:
+                await given(shop.book("a"))
+                waits = asyncio.ensure_future(tool(5)) if shop.asynchronous else antiphon.submit(pool, tool, 5)
+                while not asked:
+                    await asyncio.sleep(0.005) if shop.asynchronous else threading.Event().wait(0.005)
+                report = await given(saga.undo())
+            assert report.state == "undone", str(report)
+            desk = Approvals(shop.app, actor="grace", where="test")
+            drive(desk.decide(asked[0], "approve"))
+            with pytest.raises(SagaUndoing, match="was not called"):
+                await waits if shop.asynchronous else waits.result(60)
+
+    shop.play(story)
+    assert shop.log == [("book", "a"), ("unbook", "b-a", "a")]
 
 
 def test_the_saga_is_seen_in_the_log_the_metrics_show_and_the_page(shop: Shop) -> None:
