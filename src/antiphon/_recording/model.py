@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from antiphon._diff import with_article
 from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
-from antiphon._recording.plain import chunk_of
+from antiphon._recording.plain import chunk_of, digest_of
 from antiphon._recording.streams import LiveStream, ReplayedStream, StreamLog, failure_of
 from antiphon._scope import RunScope
 from antiphon.errors import InvalidInput
@@ -104,10 +104,26 @@ def service_url(url: str) -> str:
 _CALL = re.compile(r"/(?:chat/completions|responses|messages|models/[^/]+:\w+)$")
 
 
-def rewritten(scope: RunScope, request: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The request as changed by an exploring replay: another model, temperature or prompt."""
-    rewrite = getattr(scope.invoker, "rewrite", None)
-    return request if rewrite is None else rewrite(dict(request))
+def rewritten(
+    scope: RunScope, request: Mapping[str, Any], provider: str, vendor: str | None = None
+) -> Mapping[str, Any]:
+    """The request as changed by an exploring replay: another model, temperature or prompt; not before its fork."""
+    invoker: Any = scope.invoker
+    rewrite = getattr(invoker, "rewrite", None)
+    if rewrite is None:
+        return request
+    body = dict(request)
+    if invoker.fork_at is not None and invoker.has_before_fork(_request_digest(body, provider, vendor)):
+        return request
+    return rewrite(body)
+
+
+def _request_digest(body: dict[str, Any], provider: str, vendor: str | None) -> str:
+    try:
+        mapped = canonical_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
+        return llm_cache_key(mapped, recipe=RECIPE)
+    except (InvalidInput, ValueError):
+        return digest_of(body)
 
 
 def ask(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any], provider: str) -> Any:
@@ -124,7 +140,7 @@ async def ask_async(
     asynchronous: bool = True,
 ) -> Any:
     """One model call; a response that arrives in chunks is a stream. Suspends only if *asynchronous*."""
-    request = rewritten(scope, request)
+    request = rewritten(scope, request, provider)
     streams = bool(request.get("stream"))
     boundary = open_llm(scope, request, provider, asynchronous=asynchronous, stream=streams, send=send)
     answer = await boundary.answer()

@@ -215,8 +215,15 @@ class ExploreInvoker(Opaque, eq=False):
     def _before_fork(self, call: RecordedCall | None) -> bool:
         return self.fork_at is not None and call is not None and call.started < self.fork_at
 
+    def has_before_fork(self, digest: str) -> bool:
+        """Whether a model request with this digest was recorded before the fork, and is still to be answered."""
+        calls = self._queues.get(("llm", self.recording.digests.get(digest, digest)), ())
+        return any(not call.used and self._before_fork(call) for call in calls)
+
     def _model(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
         found = self.recording.find(call.site.lane, call.name, call.digest, call.site.nth)
+        if rule.mode == "live" and not self._before_fork(found):
+            found = self._next(call, again=False)  # an equal request, made elsewhere
         if rule.mode == "live" and not self._before_fork(found):
             try:
                 self._check(call)

@@ -211,7 +211,7 @@ def _as_wanted(
     """The call with the model, temperature, seed or prompt that an exploring replay wants."""
     if scope.invoker is None:
         return asking, send
-    body = dict(model.rewritten(scope, asking.body))
+    body = dict(model.rewritten(scope, asking.body, asking.dialect, asking.vendor))
     if body == asking.body:
         return asking, send
     wanted = {name: value for name, value in body.items() if asking.body.get(name) != value}

@@ -105,7 +105,7 @@ def outgoing(call: ModelCall) -> bytes:
 
 def rewritten(scope: RunScope, call: ModelCall) -> tuple[ModelCall, bool]:
     """The call as an exploring replay wants it, and whether it changed."""
-    body = dict(model.rewritten(scope, call.body))
+    body = dict(model.rewritten(scope, call.body, call.provider))
     return (call, False) if body == call.body else (call._replace(body=body), True)
 
 

@@ -269,6 +269,25 @@ def test_a_fork_is_frozen_before_and_live_after() -> None:
     assert report["outputsB"] == ["high"]
 
 
+@pytest.mark.parametrize("change", [{"model": "gpt-5"}, {"prompt": "Be long."}])
+def test_a_fork_changes_no_request_before_it(change: dict[str, str]) -> None:
+    """A changed request has no recorded answer: the run would be live from its beginning."""
+    agent = Agent([SF, SF, says("low")])
+    run = agent.record()
+    events = agent.app.journal.events(run)
+    second = [event.seq for event in events if event.type == "call.started" and event.payload["kind"] == "llm"][1]
+    asked: list[tuple[int, str, str]] = []
+
+    def model(body: dict[str, Any]) -> Any:
+        asked.append((len(body["messages"]), body["model"], body["messages"][0]["content"]))
+        return says("high")
+
+    report = agent.explore(run, from_event=second, llm=model, **change)
+    assert asked == [(4, change.get("model", "gpt-4"), change.get("prompt", "Be brief."))]
+    assert (report["liveModelCalls"], report["modelHits"], report["cacheHits"]) == (1, 1, 1)
+    assert report["outputsB"] == ["high"]
+
+
 def test_an_edit_changes_what_the_code_is_told() -> None:
     agent = Agent([SF, says("sunny")])
     run = agent.record()
