@@ -31,7 +31,7 @@ from antiphon._gateway.recording import RunEntry
 from antiphon._gateway.repair import abandon, broke_off
 from antiphon._gateway.settlement import settled
 from antiphon._gateway.source import Opened, Source, within
-from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Plain, Step
+from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, STORE_STEPS, Plain, Step
 from antiphon._gateway.store_breaker import GRACE_S
 from antiphon.contract.events import RunManifest
 from antiphon.errors import StoreError
@@ -111,7 +111,7 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
                     if step is BEGIN:
                         begin = world.begin
                         reply = begin(call, call.events)
-                        step = claimed(call, await reply if world.suspends else reply)
+                        step = claimed(call, await world.unless_cancelled(reply) if world.suspends else reply)
                     if step is INVOKE:
                         call.entered = call.number
                         call.value = await call.plan.function(**call.arguments)
@@ -123,7 +123,10 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
                     if step is DONE:
                         return call.outcome
                     if step.__class__ is not Plain:
-                        step = step.then(call, await step.ask(world))
+                        reply = step.ask(world)
+                        step = step.then(
+                            call, await (world.unless_cancelled(reply) if isinstance(step, STORE_STEPS) else reply)
+                        )
             except BaseException as raised:
                 error = _again(raised, failed)
         interrupt = call.extras.interrupt
@@ -429,6 +432,16 @@ class AsyncWorld(_World):
         import asyncio  # synchronous programs do without it
 
         await asyncio.shield(asyncio.ensure_future(rest))
+
+    async def unless_cancelled(self, step: Awaitable[Any]) -> Any:
+        """The reply of a store that ends a step before it lets a cancellation pass: nothing may be dispatched then."""
+        import asyncio
+
+        reply = await step
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            await asyncio.sleep(0)
+        return reply
 
     async def within(self, awaitable: Awaitable[Any], seconds: float) -> Any:
         """Await with a time limit; raises :class:`~antiphon._gateway.threads.TimedOut`."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from antiphon._gateway.gateway import AsyncGateway
 from antiphon._gateway.plan import Dependencies
@@ -61,3 +64,56 @@ async def test_on_postgresql_with_a_single_connection(postgres_database: str) ->
 
 async def test_on_redis(valkey_url: str, unique: str) -> None:
     await check(RedisStore(valkey_url, prefix=unique))
+
+
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_call_that_is_cancelled_while_the_file_is_locked_is_not_made(kind: str, tmp_path: Path) -> None:
+    """SQLite finishes what was handed over and then delivers the cancellation: before the tool is called."""
+    gateway = AsyncGateway(Dependencies(store=SQLiteStore(tmp_path / "claims.db")))
+    made: list[str] = []
+
+    async def send(to: str) -> str:
+        made.append(to)
+        await asyncio.sleep(0)
+        return "sent"
+
+    def send_at_once(to: str) -> str:
+        made.append(to)
+        return "sent"
+
+    tool = gateway.tool("send", idempotent=False)(send if kind == "async" else send_at_once)
+    await tool("warm")
+    other = sqlite3.connect(tmp_path / "claims.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    call = asyncio.create_task(tool("ada"))
+    await asyncio.sleep(0.1)
+    call.cancel()
+    await asyncio.sleep(0.05)
+    other.execute("ROLLBACK")
+    other.close()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert made == ["warm"]
+    assert await tool("ada") == "sent"
+    await gateway.close()
+
+
+async def test_a_cancelled_task_can_still_make_calls(tmp_path: Path) -> None:
+    gateway = AsyncGateway(Dependencies(store=SQLiteStore(tmp_path / "claims.db")))
+
+    @gateway.tool(idempotent=False)
+    async def refund(order: str) -> str:
+        return "refunded"
+
+    async def work() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return str(await refund("1042"))
+        return "done"
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "refunded"
+    await gateway.close()
