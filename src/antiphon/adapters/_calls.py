@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from antiphon._drive import drive
-from antiphon._gateway import results
+from antiphon._gateway import codec, results
 from antiphon._gateway.approval import needed
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
@@ -259,6 +260,19 @@ class _ToolCall(PendingCall):
             raise self.error
         message = "" if not result.error else result.error.message
         return ToolAnswer(None, False, result.code, message, result.from_cache)
+
+
+def pause_text(asked: Any) -> str:
+    """What a tool that pauses asks for, as text from which :func:`paused_for` restores it."""
+    try:
+        return codec.encode(asked).decode()
+    except codec.NotSerialisable:
+        return json.dumps(asked, default=str)
+
+
+def paused_for(text: str) -> Any:
+    """What a recorded pause asked for."""
+    return codec.revived(json.loads(text))
 
 
 def _in_its_words(call: GuardedCall, error: BaseException) -> BaseException:

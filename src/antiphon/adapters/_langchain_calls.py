@@ -43,6 +43,8 @@ from antiphon.adapters._calls import (
     GuardedTools,
     ToolAnswer,
     Tools,
+    pause_text,
+    paused_for,
     specs_of,
 )
 from antiphon.adapters._model import (
@@ -342,12 +344,12 @@ def _unpack_value(value: Any) -> Any:
 def paused(interrupt: GraphInterrupt) -> Paused:
     """Wrap an interrupt for the gateway; its message has what a replay needs to raise it again."""
     found = interrupt.args[0] if interrupt.args else ()
-    return Paused(json.dumps([{"value": item.value, "id": item.id} for item in found], default=str))
+    return Paused(pause_text([{"value": item.value, "id": item.id} for item in found]))
 
 
 def interrupt_again(message: str) -> GraphInterrupt:
     """Restore a recorded interrupt."""
-    return GraphInterrupt(tuple(Interrupt(**item) for item in json.loads(message or "[]")))
+    return GraphInterrupt(tuple(Interrupt(**item) for item in paused_for(message or "[]")))
 
 
 _ANSWER = {"decision": "approve or deny", "by": "who decides", "reason": "told to the model when denied"}
@@ -512,11 +514,12 @@ def _guarded_here(call: str | None) -> Iterator[None]:
 
 @contextmanager
 def _interrupting() -> Iterator[None]:
-    """Turn a tool's pause back into an interrupt of the graph."""
+    """Turn a tool's pause back into an interrupt of the graph: its own if it was raised here."""
     try:
         yield
     except Paused as pause:
-        raise interrupt_again(pause.message) from None
+        own = pause.__cause__
+        raise own if isinstance(own, GraphInterrupt) else interrupt_again(pause.message) from None
 
 
 def _arguments(tool: BaseTool, given: Any) -> dict[str, Any]:

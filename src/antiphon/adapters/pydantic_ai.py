@@ -42,7 +42,17 @@ from antiphon._gateway.plan import Verdict  # noqa: E402
 from antiphon._lineage import permitted  # noqa: E402
 from antiphon._recording.plain import dump  # noqa: E402
 from antiphon._scope import RunScope  # noqa: E402
-from antiphon.adapters._calls import NOBODY, ApprovalContext, CallIdentity, GatewayLike, GuardedTools, Tools, specs_of  # noqa: E402
+from antiphon.adapters._calls import (  # noqa: E402
+    NOBODY,
+    ApprovalContext,
+    CallIdentity,
+    GatewayLike,
+    GuardedTools,
+    Tools,
+    pause_text,
+    paused_for,
+    specs_of,
+)
 from antiphon.adapters._model import NATIVE, ModelCallSpec, ask_async, chat_response, recording_scope  # noqa: E402
 from antiphon.errors import Paused  # noqa: E402
 
@@ -127,7 +137,7 @@ class Reliable(AbstractCapability[Any]):
                 return _kept(answer)
             except (exceptions.CallDeferred, exceptions.ApprovalRequired) as deferral:
                 kept = {"kind": type(deferral).__name__, "metadata": deferral.metadata}
-                raise Paused(json.dumps(kept, default=str)) from deferral
+                raise Paused(pause_text(kept)) from deferral
 
         spec = self._guard.spec(tool_def.name, tool_def.description or "")
         params, approving = call.args_as_dict(), NOBODY
@@ -138,7 +148,8 @@ class Reliable(AbstractCapability[Any]):
         try:
             given = await self._guard.call_async(spec, params, place, body, approving)
         except Paused as pause:
-            raise _deferred(pause.message) from None
+            own = pause.__cause__
+            raise own if isinstance(own, tuple(_DEFERRALS.values())) else _deferred(pause.message) from None
         if given.code == Paused.code:
             raise _deferred(given.message)
         if given.question is not None:
@@ -244,7 +255,7 @@ def _again(kept: dict[str, Any], call: Any) -> Exception:
 
 
 def _deferred(message: str) -> Exception:
-    kept = json.loads(message)
+    kept = paused_for(message)
     return _DEFERRALS[kept["kind"]](kept["metadata"])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,9 +12,11 @@ from agents import Agent as OpenAIAgent
 from agents import Runner, function_tool, handoff, set_tracing_disabled
 from agents.testing import ScriptedModel, assistant_message, function_call
 from pydantic_ai import Agent as PydanticAgent
-from pydantic_ai.exceptions import ModelRetry, ToolFailed
+from pydantic_ai import DeferredToolRequests
+from pydantic_ai.exceptions import CallDeferred, ModelRetry, ToolFailed
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
+from pydantic_ai.models.test import TestModel
 
 from antiphon import Antiphon
 from antiphon.adapters.openai_agents import protect
@@ -71,3 +75,31 @@ def test_what_a_tool_says_to_the_model_is_its_answer(signal: Exception, app: Ant
     assert tries == ["7", "7"]
     assert replay(run, app=app, function=lambda: asyncio.run(main()), mode="strict").divergences == []
     assert tries == ["7", "7"]
+
+
+@dataclass
+class Review:
+    order: str
+    amount: Decimal
+
+
+def test_a_deferred_call_shows_the_objects_that_the_tool_gave(app: Antiphon) -> None:
+    review, shown = Review("A-1", Decimal("1.10")), []
+
+    def pay(amount: int) -> str:
+        """Pay somebody."""
+        raise CallDeferred(metadata={"review": review, "limits": (1, 2)})
+
+    async def main() -> str:
+        reliable = Reliable(session="ticket-7")
+        agent = PydanticAgent(
+            TestModel(), tools=[pay], output_type=[str, DeferredToolRequests], capabilities=[reliable]
+        )
+        asked: Any = (await agent.run("pay")).output
+        shown.extend(asked.metadata.values())
+        return str(shown[-1])
+
+    run = app.record(lambda: asyncio.run(main()))
+    report = replay(run, app=app, function=lambda: asyncio.run(main()), mode="strict")
+    assert shown == [{"review": review, "limits": (1, 2)}] * 2, "live, and in the replay"
+    assert report.divergences == []

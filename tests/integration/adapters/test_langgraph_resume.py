@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage
@@ -75,3 +77,37 @@ def test_an_interrupted_run_replays_strictly(app: Antiphon) -> None:
     report = replay(run, app=app, function=lambda: desk.work(tool_node), mode="strict")
     assert report.divergences == []
     assert desk.charged == ["7"]
+
+
+@dataclass
+class Review:
+    order: str
+    amount: Decimal
+
+
+def test_an_interrupt_shows_the_objects_that_the_tool_gave(app: Antiphon) -> None:
+    review = Review("A-1", Decimal("1.10"))
+
+    @tool
+    def approve(what: str) -> str:
+        """Ask a person."""
+        return f"{what}: {interrupt((review, {7: what}))}"
+
+    def work() -> list[Any]:
+        graph = StateGraph(State)
+        graph.add_node("tools", tool_node([approve]))
+        graph.add_edge(START, "tools")
+        graph.add_edge("tools", END)
+        compiled = graph.compile(checkpointer=InMemorySaver())
+        call = {"name": "approve", "args": {"what": "refund"}, "id": "call_1"}
+        asked = compiled.invoke(
+            {"messages": [AIMessage("", id="m1", tool_calls=[call])]}, {"configurable": {"thread_id": "t"}}
+        )
+        shown.append(asked["__interrupt__"][0].value)
+        return list(shown[-1])
+
+    shown: list[Any] = []
+    run = app.record(work)
+    report = replay(run, app=app, function=work, mode="strict")
+    assert shown == [(review, {7: "refund"})] * 2, "live, and in the replay"
+    assert report.divergences == []
