@@ -167,12 +167,12 @@ def _spoken(message: BaseMessage) -> dict[str, Any]:
 
 
 def _dumped(message: BaseMessage) -> dict[str, Any]:
-    """A message as data, without empty fields."""
+    """A message as data, without empty fields other than its content."""
     if type(message) is AIMessage and not message.additional_kwargs:  # which may hold objects of a provider's package
         data = {**vars(message), **(message.model_extra or {})}
     else:
         data = message.model_dump()
-    kept = {name: value for name, value in data.items() if value or value not in _NOTHING}
+    kept = {name: value for name, value in data.items() if name == "content" or value or value not in _NOTHING}
     return {"type": message.type, "data": kept}
 
 

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.language_models.fake_chat_models import FakeListChatModel, FakeMessagesListChatModel
+from langchain_core.messages import AIMessage
 
 from antiphon import Antiphon
 from antiphon.adapters.langchain import chat_model
@@ -57,3 +58,14 @@ def test_a_model_of_a_script_is_the_same_wherever_the_script_lies(
     for _ in range(2):
         report = replay(run, app=app, mode="strict", function=main)
         assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("content", ["", []])
+def test_an_answer_without_content_is_replayed(content: Any, app: Antiphon) -> None:
+    """Claude ends a turn without any content when a tool has said it all."""
+
+    def agent() -> Any:
+        return chat_model(FakeMessagesListChatModel(responses=[AIMessage(content)])).invoke("hi").content
+
+    run = app.record(agent)
+    assert replay(run, app=app, function=agent, mode="strict").divergences == []
