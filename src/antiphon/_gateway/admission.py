@@ -95,7 +95,7 @@ def _not_live(call: GuardedCall, run: RunEntry) -> Step | None:
 
 
 def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
-    """Deadline, turn control, loop guard, reentrancy and breakers: the checks that can stop a call before its claim."""
+    """Deadline, turn control, loop guard and breakers: the checks that can stop a call before its claim."""
     policy, turn = call.policy, call.turn
     if plan.approving is not None:
         approval.consider(call)
@@ -108,7 +108,7 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
         blocked = _watch(call, plan, now)  # calls outside of an agent loop are not checked
         if blocked is not None:
             return answered(call, blocked)
-    if call.outer is not None and policy.mode != "disabled" and is_held(call.key):
+    if policy.unclaimed and call.outer is not None and policy.mode != "disabled" and is_held(call.key):
         return answered(call, outcomes.reentrant(plan.name))
     for breaker in policy.path:
         if breaker.pass_for_all is None and (refusal := breaker.peek(now)) is not None and plan.enforces(refusal):

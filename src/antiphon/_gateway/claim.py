@@ -16,7 +16,7 @@ from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.approving import Asked
 from antiphon._gateway.attempt import dispatch, renewed
 from antiphon._gateway.call import NO_EXTRAS, GuardedCall
-from antiphon._gateway.context import CallContext
+from antiphon._gateway.context import CallContext, is_held
 from antiphon._gateway.outcome import Outcome, restored_failure
 from antiphon._gateway.owner import certainly_dead, is_of_process
 from antiphon._gateway.plan import Place, Verdict
@@ -226,7 +226,8 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
         case rules.Pending(version, found):
             return _pending(call, version, found)
         case rules.Wait(_, left_ms):
-            if is_of_process(got.current.owner, call.template.owner) and is_waited_for(call.key):
+            ours = is_of_process(got.current.owner, call.template.owner)
+            if is_held(call.key) or (ours and is_waited_for(call.key)):
                 return answered(call, outcomes.reentrant(plan.name))
             return _wait(call, got.current, left_ms / 1000)
         case rules.Busy():

@@ -177,6 +177,27 @@ def test_after_the_call_nothing_is_held() -> None:
     assert rig.execute(call_id="c2").content == "two"
 
 
+async def test_a_task_that_a_call_leaves_behind_may_make_it_again() -> None:
+    """It has inherited the context of a call that is over."""
+    rig = AsyncRig()
+    over, left = asyncio.Event(), list[asyncio.Task[str]]()
+
+    async def again(n: int) -> str:
+        await over.wait()
+        return await poll(n)
+
+    @rig.gateway.tool(idempotent=False)
+    async def poll(n: int) -> str:
+        if not left:
+            left.append(asyncio.create_task(again(n)))
+            return "first"
+        return "second"
+
+    assert await poll(1) == "first"
+    over.set()
+    assert await left[0] == "second"
+
+
 def test_threads_of_different_calls_do_not_disturb_each_other() -> None:
     rig = Rig()
 
