@@ -109,7 +109,7 @@ class Reader(msgspec.Struct, eq=False):
     next: int = 0
     """The row to read next."""
     rows: list[Event] = []
-    """The other rows read so far: calls and their outcomes."""
+    """The other rows read so far, as stored: calls and their outcomes."""
     unmask: Callable[[Event], Event] = viewed
     """Restores masked values for executing code; others see masks."""
 
@@ -121,7 +121,7 @@ class Reader(msgspec.Struct, eq=False):
                 if event.meta.get("workflow"):
                     found.append(await self._numbered(event))
                 elif keep_rows:
-                    self.rows.append(self.unmask(event))
+                    self.rows.append(event)
             self.next = batch[-1].seq + 1
             if len(batch) < _BATCH:
                 break
@@ -139,11 +139,15 @@ class Reader(msgspec.Struct, eq=False):
         log.error("run %s cannot be read %s: %s", self.run, place, one_line(error))
         return RunDamaged(self.run, place)
 
+    async def opened(self, event: Event) -> Event:
+        """The event with its spilled parts, unmasked."""
+        if spilled(event):
+            event = await asyncio.to_thread(restore_blobs, event, self.blobs, self.tenant)
+        return self.unmask(event)
+
     async def _numbered(self, event: Event) -> SequencedEvent:
         try:
-            if spilled(event):
-                event = await asyncio.to_thread(restore_blobs, event, self.blobs, self.tenant)
-            event = self.unmask(event)
+            event = await self.opened(event)
             told = WorkflowEvent(event.type, given_back(event.payload), str(event.meta.get(ASKED) or ""))
             return SequencedEvent(int(event.meta[PLACE]), told, event.at_ms, is_masked(event), event.seq)
         except StoreUnavailable:

@@ -33,7 +33,7 @@ from antiphon._scope import Site
 from antiphon.canonical import canonical_digest
 from antiphon.config.model import Config, HostSection
 from antiphon.config.wiring import sealer_of
-from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.events import RunManifest, is_masked
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import (
     AntiphonError,
@@ -885,7 +885,7 @@ class HostRun:
                 "originals cannot be read: resuming would send those. Start it again.",
             }
         if run.state.open is not None:
-            run.models.known = _known_answers(reader.rows, events, run.state.open)
+            run.models.known = await _known_answers(reader, events, run.state.open)
         if await run.cancel_requested():
             run.runner.stop("cancelled by request")
         return run
@@ -909,18 +909,21 @@ def tool_request(
     }
 
 
-def _known_answers(rows: Sequence[Event], events: Sequence[SequencedEvent], node: str) -> dict[str, list[Any]]:
-    """Model answers that the interrupted execution of *node* received."""
+async def _known_answers(reader: Reader, events: Sequence[SequencedEvent], node: str) -> dict[str, list[Any]]:
+    """Model answers that the interrupted execution of *node* received, up to one whose originals cannot be read."""
     begun = max((event.row for event in events if event.told.type == "node.started"), default=0)
     keys: dict[str, str] = {}
     known: dict[str, list[Any]] = {}
-    for row in rows:
+    for row in reader.rows:
         if row.seq < begun or row.call is None:
             continue
         if row.type == "call.started" and row.payload.get("kind") == "llm" and row.payload.get("nodeId") == node:
             keys[row.call] = str(row.payload.get("key"))
         elif row.type == "call.finished" and row.call in keys and row.payload.get("outcome") in ("ok", "refusal"):
-            known.setdefault(keys[row.call], []).append(row.payload.get("value"))
+            answer = await reader.opened(row)
+            if is_masked(answer):
+                break
+            known.setdefault(keys[row.call], []).append(answer.payload.get("value"))
     return known
 
 

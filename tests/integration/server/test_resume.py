@@ -169,6 +169,39 @@ async def test_a_model_is_not_asked_again_for_what_it_answered(client: Client, m
     assert asked == 1
 
 
+@pytest.mark.parametrize("words", [10, 8_000, 40_000], ids=["short", "sealed in a blob", "in a blob"])
+async def test_an_answer_is_given_as_it_was_however_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int
+) -> None:
+    from antiphon.host.llm import ModelBoundary
+
+    answered, checked = asyncio.Event(), ModelBoundary.ask
+
+    async def ask(self: ModelBoundary, visit: Any) -> Any:
+        value = await checked(self, visit)
+        if not answered.is_set():
+            answered.set()
+            await asyncio.sleep(30)
+        return value
+
+    messages = {"messages": {"type": "static", "value": workflows.MESSAGES}}
+    node = workflows.node("ask", "core.llm.chat", {"provider": "mock", "model": "mock-mini"}, messages)
+    folder = workflows.write(tmp_path / "flows", workflows.workflow("long", [node]))
+    text = "write to ada@example.org " + "so " * words
+    async with in_process(application(tmp_path, folder)) as client:
+        monkeypatch.setattr(ModelBoundary, "ask", ask)
+        await client.program("ask", {"content": text})
+        run = await client.start("long")
+        await answered.wait()
+        await _abandon(client, run)
+        await client.host.resume_orphans()
+        await client.ended(run)
+        shown = await client.get(
+            f"/v1/runs/{run}/events", params={"reveal": "true"}, headers={"Accept": "application/json"}
+        )
+        assert shown.json()["events"][-1]["payload"]["outputs"]["ask"]["text"] == text
+
+
 @pytest.mark.parametrize("planted", [False, True], ids=["right", "planted bug: a new identity after a crash"])
 async def test_an_effect_in_flight_is_not_dispatched_again(
     client: Client, monkeypatch: pytest.MonkeyPatch, planted: bool
