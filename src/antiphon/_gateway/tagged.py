@@ -265,6 +265,13 @@ def has_classes(form: Any) -> bool:
     return any(map(has_classes, form.values()))
 
 
+def has_members_as_names(value: Any) -> bool:
+    """Whether a dictionary has members of an enum as its names, which are written as their text."""
+    if isinstance(value, dict):
+        return any(isinstance(name, enum.Enum) for name in value) or any(map(has_members_as_names, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(has_members_as_names, value))
+
+
 # -- classes -----------------------------------------------------------------------------------------------------------
 
 _PLAIN = ("builtins", "collections", "datetime", "decimal", "uuid", "pathlib", "pathlib._local")

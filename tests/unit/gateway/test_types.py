@@ -122,6 +122,10 @@ class Level(enum.IntEnum):
     HIGH = 3
 
 
+class Size(enum.StrEnum):
+    SMALL = "small"
+
+
 class Right(enum.Flag):
     READ = 1
     WRITE = 2
@@ -202,6 +206,8 @@ RESULTS: list[tuple[Any, Any]] = [
     (Any, Counter("aab")),
     (Any, {"by name": defaultdict(list, a=[1])}),
     (Any, ["begin", ("token", 1), Colour.RED]),
+    (dict[Size, int], {Size.SMALL: 1}),
+    (dict[str, list[dict[Size, Decimal]]], {"a": [{Size.SMALL: Decimal("1.10")}]}),
     (User | dict, {"id": 1}),
     (list[Point], [{"x": 1, "more": 2}]),
     (set[int], [1, 1]),
