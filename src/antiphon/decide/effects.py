@@ -98,8 +98,8 @@ def suggest(name: str, description: str = "", docstring: str = "", spec: ToolSpe
 
 
 def reviewed_as(name: str, reviewed: Mapping[str, bool]) -> bool | None:
-    """The entry of ``side_effects.yaml`` for a tool, by its name with or without the namespace; ``None``: none."""
-    return reviewed.get(name.partition("/")[2], reviewed.get(name))
+    """The entry of ``side_effects.yaml`` for a tool: by its name with the namespace, else without; ``None``: none."""
+    return reviewed.get(name, reviewed.get(name.partition("/")[2]))
 
 
 def block_message(tool: str) -> str:

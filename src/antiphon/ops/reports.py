@@ -15,6 +15,7 @@ from antiphon._replay.observe import DivergenceFound, Observer, escape_of
 from antiphon._replay.recording import REFUSAL_CODE, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
 from antiphon.contract.events import REFUSAL_EVENT, RunManifest, as_returned
+from antiphon.decide.effects import reviewed_as
 from antiphon.ops.app import Antiphon
 from antiphon.ops.costs import answered_by, cost_of, model_of, tokens_of
 from antiphon.ops.execution import Explored, StrictResult, presenter
@@ -123,7 +124,7 @@ def call_of(
     payload = {} if done is None else done.payload
     meta = {} if done is None else done.meta
     effect = started.meta.get("effect")
-    safe = effect == "read" if effect is not None else (reviewed or {}).get(call.name.partition("/")[2] or call.name)
+    safe = effect == "read" if effect is not None else reviewed_as(call.name, reviewed or {})
     refused = payload.get("outcome") == "refusal"
     return scoring.Call(
         name=call.name,

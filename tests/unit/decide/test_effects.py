@@ -21,6 +21,7 @@ from antiphon.decide.effects import (
     BoundaryTable,
     block_message,
     may_run_live,
+    reviewed_as,
     suggest,
     words_of,
 )
@@ -207,6 +208,12 @@ def test_d20_fault_rules_name_their_fault(rule: BoundaryRule) -> None:
 )
 def test_d20_a_namespace_may_be_left_out(match: str, name: str, fits: bool) -> None:
     assert BoundaryRule(match=match, mode="live").fits("tool", name) is fits
+
+
+@pytest.mark.parametrize(("name", "safe"), [("mcp.crm/update", False), ("mcp.wiki/update", True), ("update", True)])
+def test_k6_an_entry_with_the_namespace_counts_first(name: str, safe: bool) -> None:
+    """Two servers may have a tool of the same name, of which only one may run."""
+    assert reviewed_as(name, {"update": True, "mcp.crm/update": False}) is safe
 
 
 def test_d20_why_a_safe_call_is_made() -> None:
