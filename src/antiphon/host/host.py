@@ -45,7 +45,7 @@ from antiphon.errors import (
 )
 from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import KeyRing, Principal
-from antiphon.host.events import Reader, RunDamaged, SequencedEvent, Signals, follow, is_large, one_line, row_of
+from antiphon.host.events import Reader, SequencedEvent, Signals, follow, is_large, one_line, row_of
 from antiphon.host.fairness import Fair, Shares
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
@@ -659,13 +659,7 @@ class HostRun:
 
     async def learn_values(self, source: RunManifest, last: int | None = None) -> None:
         """Mask the values that are masked in *source*, up to its row *last*, wherever they occur in this run."""
-        try:
-            await asyncio.to_thread(learn_values, self.app, source, self.recorder.redactor.pseudonyms, last=last)
-        except StoreUnavailable:
-            raise
-        except AntiphonError as error:
-            log.error("the masked values of run %s cannot be read: %s", source.id, one_line(error))
-            raise RunDamaged(source.id, "where values are masked") from error
+        await asyncio.to_thread(learn_values, self.app, source, self.recorder.redactor.pseudonyms, last=last)
 
     async def rows_of(self, events: Sequence[tuple[WorkflowEvent, int]]) -> list[Row]:
         """Events as log rows; large ones are encoded in a thread, one at a time for each tenant.

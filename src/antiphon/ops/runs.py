@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import logging
 import os
@@ -25,7 +26,7 @@ from antiphon._recording.seals import Originals
 from antiphon._replay.recording import Recording, full_name
 from antiphon.blobs.local import ContentBlobs
 from antiphon.contract.events import MASKS, OF_THE_STORE, SEALED, Event, RunManifest, is_reserved, spilled
-from antiphon.errors import InvalidInput, NotFound, StoreError
+from antiphon.errors import ArtifactError, InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, each, silent
 from antiphon.ops.costs import answered_by, cost_of, model_of, tokens_of
 from antiphon.ops.resources import Resources
@@ -145,7 +146,8 @@ def learn_values(app: Resources, manifest: RunManifest, pseudonyms: Pseudonyms, 
     for event in app.events(manifest.id):
         if last is not None and event.seq > last:
             break
-        opened(event)
+        with contextlib.suppress(NotFound, ArtifactError):  # the blob with its originals is lost or damaged
+            opened(event)
 
 
 class _Opener:
