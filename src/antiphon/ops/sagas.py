@@ -22,7 +22,7 @@ from antiphon.ops.admin import audit_before
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import load_module
 from antiphon.ops.gateways import find_tool
-from antiphon.ops.runs import opener, real_status
+from antiphon.ops.runs import learn_values, opener, real_status
 
 _LAST = 1 << 62
 """The position of a write that was never seen to settle: it is undone first."""
@@ -246,6 +246,7 @@ Plans = list[tuple[dict[str, Any], list[Logged], list[Logged]]]
 def _undo(app: Antiphon, manifest: RunManifest, plans: Plans, reason: str) -> list[dict[str, Any]]:
     """Undo them; the calls are appended to the run, in a separate lane."""
     recorder = app.recorder(manifest)
+    learn_values(app, manifest, recorder.redactor.pseudonyms)
     scope = recorder.scope
     recorder.after_end(lambda calls: None)
 

@@ -276,3 +276,47 @@ def test_yes_does_not_ask(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdin, "readline", lambda: pytest.fail("it asks"), raising=False)
     assert trip.undo(run, "--yes").code == 0
     assert trip.undone() == ["b-b", "b-a"]
+
+
+GATE = """
+import antiphon
+
+gateway = antiphon.Gateway()
+
+
+@gateway.tool(idempotent=True)
+def log_in(password: str) -> str:
+    return "welcome"
+
+
+@gateway.tool(idempotent=False)
+def post(note: str) -> str:
+    return f"posted: {note}"
+
+
+@post.undo
+def delete(result: str, *, note: str) -> str:
+    return f"deleted {result}"
+
+
+def gate():
+    with antiphon.run("gate") as run:
+        log_in("swordfish")
+        with run.saga("notes"):
+            post("it opens with swordfish")
+            raise KeyboardInterrupt
+"""
+
+
+def test_an_undo_repeats_no_value_that_the_run_had_masked(antiphon: Command, tmp_path: Path) -> None:
+    Path("gate.py").write_text(GATE)
+    with pytest.raises(KeyboardInterrupt):
+        load_module("gate.py").gate()
+    (run,) = antiphon("runs", "--json").json["runs"]
+    done = antiphon("runs", "undo", run["id"])
+    assert done.code == 0, done.err
+    calls = [event for event in current().events(run["id"]) if event.type == "call.finished"]
+    assert str(calls[-1].payload["value"]).startswith("deleted posted: it opens with ")
+    kept = [file for file in tmp_path.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")]
+    assert len(kept) > 2
+    assert not [file for file in kept if b"swordfish" in file.read_bytes()]
