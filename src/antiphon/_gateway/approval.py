@@ -153,6 +153,15 @@ def settles(call: GuardedCall, settlement: Settlement) -> Settlement:
     return settlement
 
 
+def recovered(call: GuardedCall, version: int, now_ms: int) -> None:
+    """A claim request that broke off has replaced the approval if the claim is the call's own (0: it is another's)."""
+    asked = call.extras.asked
+    if asked is not None and asked.spending is not None:
+        if version and now_ms - asked.seen_ms <= call.plan.lease_ms:
+            asked.spent = asked.spending
+        asked.spending = None
+
+
 def kept_by(found: DedupeRecord, settlement: Settlement) -> Settlement:
     """The same for the record of another call, whose worker is lost or whose outcome was read back."""
     approval = spent_by(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from antiphon._gateway import approval
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.attempt import dispatch, not_renewed, raised, unquoted
 from antiphon._gateway.call import NOTHING, GuardedCall
@@ -185,7 +186,7 @@ def abandon(call: GuardedCall) -> None:
     if not getattr(call, "key", "") or plan.off:  # it was never admitted
         return
     if call.version or not (call.entered or call.outcome is not None or call.policy.unclaimed):
-        leave(call, call.settlement or interrupted(call, "the caller was interrupted"))
+        leave(call, call.settlement or approval.settles(call, interrupted(call, "the caller was interrupted")))
 
 
 # -- the store failed ----------------------------------------------------------------------------------------------
@@ -226,7 +227,7 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
         abandon(call)
         return _given_back(call, None)
     extras.outage = error  # its start could not be written, or the claim not be verified: release it
-    return Mark(call.key, call.version, not_dispatched(call), _given_back)
+    return Mark(call.key, call.version, approval.settles(call, not_dispatched(call)), _given_back)
 
 
 def _note_failure(call: GuardedCall, step: Step, error: StoreError) -> None:

@@ -20,7 +20,7 @@ from antiphon.contract._base import LONGEST_MS
 from antiphon.contract.record import DedupeRecord
 from antiphon.decide.claim import UNKNOWN_CODE, is_unknown
 from antiphon.errors import InvalidInput, StoreError
-from antiphon.ports import Attempt, Begun, Claimed, Existing, Row, Settlement, Success
+from antiphon.ports import Attempt, Begun, Claimed, Existing, Pinned, Row, Settlement, Success
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -245,6 +245,8 @@ def leave(call: GuardedCall, settlement: Settlement, taken: int = 0, after_s: fl
     It works on a copy: the call continues, or has ended.
     """
     rest = _rest_of(call, settlement)
+    if call.extras.asked is not None and call.extras.asked.spending is not None:
+        rest.extras.asked = copy(call.extras.asked)
     if not call.extras.left:
         rest.started = call.plan.monotonic()
     step = Read(rest.key, rest.identity, stands) if rest.version else Reclaim(rest, taken, (), anew)
@@ -315,6 +317,8 @@ def anew(call: GuardedCall, reply: Begun) -> Step:
     """A claim of its own to write the outcome to; a request still in transit finds it, and claims nothing."""
     version = own_version(call, reply)
     if version:
+        if call.settlement is not None:
+            call.settlement = approval.settles(call, call.settlement)
         return _held(call, version)
     if isinstance(reply, Existing) and not call.version:
         block_late_request(call, reply)
@@ -323,9 +327,13 @@ def anew(call: GuardedCall, reply: Begun) -> Step:
 
 def own_version(call: GuardedCall, reply: Begun) -> int:
     """The version of the call's own claim, won now or by a request that was interrupted; 0: the claim is another's."""
+    version = 0
     if isinstance(reply, Claimed):
-        return reply.version
-    return reply.current.version if isinstance(reply, Existing) and _is_in_flight_for(call, reply.current) else 0
+        version = reply.version
+    elif isinstance(reply, Existing) and _is_in_flight_for(call, reply.current):
+        version = reply.current.version
+    approval.recovered(call, version, 0 if isinstance(reply, Pinned) else reply.now_ms)
+    return version
 
 
 def _held(call: GuardedCall, version: int, events: Sequence[Row] = ()) -> Step:

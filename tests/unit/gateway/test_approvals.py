@@ -18,13 +18,13 @@ from antiphon._drive import drive
 from antiphon._gateway.ids import Fingerprints
 from antiphon.cli import main
 from antiphon.contract.approval import ASKING
-from antiphon.errors import ApprovalRequired, ConfigError, InvalidInput, NotFound
+from antiphon.errors import ApprovalRequired, ConfigError, InvalidInput, NotFound, StoreUnavailable
 from antiphon.ops.app import Antiphon
 from antiphon.ops.approvals import Approvals, Link, visible
 from antiphon.ports import Claimed, ClaimTemplate, Clock, StaticClaimRequest
 from antiphon.stores import MemoryStore, SQLiteStore
 from tests.approval_cases import Desk, attacks, check_attacks, check_flows
-from tests.unit.gateway.kit import envelope
+from tests.unit.gateway.kit import Rig, envelope, eventually
 
 FACES = ("sync", "async")
 
@@ -160,6 +160,86 @@ def test_an_approval_that_was_spent_in_the_meantime_is_not_spent_again(monkeypat
 
     monkeypatch.setattr(journal, "take_over", late)
     assert _asked(slow[0], 10) != approval
+    assert ran == [10]
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, StoreUnavailable])
+@pytest.mark.parametrize("executed", [True, False])
+def test_an_approval_whose_spending_broke_off_can_be_spent(
+    raised: type[BaseException], executed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller is interrupted, or the store fails, while the claim is requested: nothing was sent."""
+    store, ran = MemoryStore(), list[int]()
+    pay = antiphon.Gateway(store).tool("pay", idempotent=False, approve="always")(_pay(ran))
+    approval = _asked(pay, 10)
+    drive(_desk(store).decide(approval, "approve"))
+    journal = type(store.open_sync())
+    take_over, failures = journal.take_over, [raised("gone")]
+
+    def broken(self: Any, *args: Any, **more: Any) -> Any:
+        if failures:
+            error = failures.pop()
+            if executed:
+                take_over(self, *args, **more)
+            raise error
+        return take_over(self, *args, **more)
+
+    monkeypatch.setattr(journal, "take_over", broken)
+    with pytest.raises(raised):
+        pay(10)
+    assert ran == []
+    eventually(lambda: store.open_sync().list(tenant="default")[0].state != "inflight", "the claim is given back")
+    assert pay(10) == "paid"
+    assert ran == [10]
+    assert _asked(pay, 10) != approval
+
+
+def test_an_approval_is_given_back_if_the_claim_cannot_be_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, ran = Rig(store=SQLiteStore(tmp_path / "claims.db")), list[int]()
+    pay = rig.gateway.tool("pay", idempotent=False, approve="always")(_pay(ran))
+    approval = _asked(pay, 10)
+    drive(_desk(rig.store).decide(approval, "approve"))
+    journal = type(rig.store.open_sync())
+    take_over, renew, failures = journal.take_over, journal.renew, [StoreUnavailable("gone")]
+
+    def slow(self: Any, *args: Any, **more: Any) -> Any:
+        rig.clock.advance(60)
+        return take_over(self, *args, **more)
+
+    def broken(self: Any, *args: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return renew(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "take_over", slow)
+        patched.setattr(journal, "renew", broken)
+        with pytest.raises(StoreUnavailable):
+            pay(10)
+    assert pay(10) == "paid"
+    assert ran == [10]
+
+
+def test_an_approval_that_another_call_has_spent_is_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, ran = MemoryStore(), list[int]()
+    slow, fast = (antiphon.Gateway(store).tool("pay", idempotent=False, approve="always")(_pay(ran)) for _ in "ab")
+    approval = _asked(slow, 10)
+    drive(_desk(store).decide(approval, "approve"))
+    journal = type(store.open_sync())
+    take_over, others = journal.take_over, [fast]
+
+    def late(self: Any, *args: Any, **more: Any) -> Any:
+        if others:
+            assert others.pop()(10) == "paid"
+            raise KeyboardInterrupt
+        return take_over(self, *args, **more)
+
+    monkeypatch.setattr(journal, "take_over", late)
+    with pytest.raises(KeyboardInterrupt):
+        slow(10)
+    assert _asked(slow, 10) != approval
     assert ran == [10]
 
 
