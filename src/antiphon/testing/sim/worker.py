@@ -161,7 +161,7 @@ class Silent:
 
 
 class SimWorld(AsyncWorld):
-    """A task's environment without an event loop: the two things that asyncio does for a driver."""
+    """A task's environment without an event loop: what asyncio does for a driver."""
 
     worker: Worker
 
@@ -173,6 +173,9 @@ class SimWorld(AsyncWorld):
         await self.worker.world.join(task)
         if task.error is not None:
             raise task.error
+
+    async def unless_cancelled(self, step: Awaitable[Any]) -> Any:
+        return await step  # its store holds no cancellation back
 
     async def within(self, awaitable: Awaitable[Any], seconds: float) -> Any:
         return await within(awaitable, seconds)
