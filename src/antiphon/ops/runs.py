@@ -597,7 +597,7 @@ def delete_old_runs(
     except StoreError as error:
         if not gone:
             raise
-        said = f"{error.message} Deleted before that: {plural(len(gone), 'run')}; some of their payloads may be left."
+        said = f"{error.message} Deleted before the failure: {plural(len(gone), 'run')}; some payloads may be left."
         raise StoreError(said, hint=f"{error.hint} Then run antiphon gc again.".lstrip(), code=error.code) from error
     return {
         "dryRun": dry_run,

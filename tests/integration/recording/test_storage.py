@@ -445,7 +445,7 @@ def test_gc_asks_the_bucket_before_it_deletes_and_says_what_was_deleted(
     assert "eleted" not in str(before.value)
     assert len(list_runs(app)) == 2
     proxy.heal()
-    with pytest.raises(StoreError, match=r"Deleted before that: 1 run; payloads .*run antiphon gc again") as later:
+    with pytest.raises(StoreError, match=r"Deleted before the failure: 1 run; some .*run antiphon gc again") as later:
         delete_old_runs(app, keep=1, force=True, progress=cutting)
     assert later.value.code == before.value.code
     proxy.heal()
