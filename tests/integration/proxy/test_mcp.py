@@ -382,7 +382,7 @@ def test_an_unusual_answer_is_passed_on_given_again_and_replayed(
     def ask(served: Served, method: str, number: int) -> bytes:
         params = {"name": case, "_meta": {"dev.antiphon/callId": "k1"}}
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-        return httpx.post(f"{served.at('odd', 'desk')}/mcp", json=message, headers=_ACCEPT).content
+        return httpx.post(f"{served.at('odd', 'desk')}/mcp", json=message, headers=_ACCEPT, timeout=60).content
 
     def holds(said: bytes, number: int) -> bool:
         members = (b'{"jsonrpc":"2.0"', b'"%b":%b' % (field, result), b'"id":%d' % number)
