@@ -109,7 +109,7 @@ def rewritten(
 ) -> Mapping[str, Any]:
     """The request as changed by an exploring replay: another model, temperature or prompt; not before its fork."""
     invoker: Any = scope.invoker
-    rewrite = getattr(invoker, "rewrite", None)
+    rewrite: Callable[[dict[str, Any]], Mapping[str, Any]] | None = getattr(invoker, "rewrite", None)
     if rewrite is None:
         return request
     body = dict(request)

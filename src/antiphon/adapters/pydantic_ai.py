@@ -149,7 +149,9 @@ class Reliable(AbstractCapability[Any]):
             given = await self._guard.call_async(spec, params, place, body, approving)
         except Paused as pause:
             own = pause.__cause__
-            raise own if isinstance(own, tuple(_DEFERRALS.values())) else _deferred(pause.message) from None
+            if own is not None and isinstance(own, tuple(_DEFERRALS.values())):
+                raise own from None
+            raise _deferred(pause.message) from None
         if given.code == Paused.code:
             raise _deferred(given.message)
         if given.question is not None:

@@ -81,7 +81,7 @@ async def test_a_call_that_is_cancelled_while_the_file_is_locked_is_not_made(kin
         made.append(to)
         return "sent"
 
-    tool = gateway.tool("send", idempotent=False)(send if kind == "async" else send_at_once)
+    tool: Any = gateway.tool("send", idempotent=False)(send if kind == "async" else send_at_once)
     await tool("warm")
     other = sqlite3.connect(tmp_path / "claims.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

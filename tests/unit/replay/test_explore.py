@@ -270,7 +270,7 @@ def test_a_fork_is_frozen_before_and_live_after() -> None:
 
 
 @pytest.mark.parametrize("change", [{"model": "gpt-5"}, {"prompt": "Be long."}])
-def test_a_fork_changes_no_request_before_it(change: dict[str, str]) -> None:
+def test_a_fork_changes_no_request_before_it(change: dict[str, Any]) -> None:
     """A changed request has no recorded answer: the run would be live from its beginning."""
     agent = Agent([SF, SF, says("low")])
     run = agent.record()
