@@ -250,7 +250,6 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
             pytest.fail(text, pytrace=False)
         with _recorded(app, item, path) as run:
             yield run
-        counts["recorded"] += 1
         return
     if not path.exists():
         pytest.fail(f"There is no recording {path}. Record it with: pytest --antiphon-record", pytrace=False)
@@ -268,13 +267,17 @@ def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
     from antiphon.ops.entry import GRACE_S
     from antiphon.ops.unrecorded import unrecorded
 
+    failed = item.session.testsfailed
     with using(app), app.run(item.name, like=manifest_at(path)) as run:  # keeps its key, so a diff shows only changes
         yield run
     run.scope.origin.wait(GRACE_S)
+    if item.session.testsfailed > failed:  # a failed subtest is reported, not raised
+        return
     for text in unrecorded(run):
         warnings.warn(pytest.PytestWarning(f"antiphon: {item.name}: {text}"), stacklevel=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     export_run(app, run.manifest, path)
+    item.config.stash[_counts]["recorded"] += 1
 
 
 @contextmanager

@@ -331,6 +331,55 @@ def test_a_marked_test_that_others_run_fails(project: Project) -> None:
     assert "1 failed, 1 skipped" in out
 
 
+SUBTESTS = """
+import os
+from unittest import TestCase
+
+import pytest
+
+import antiphon
+from antiphon.stores import MemoryStore
+
+gateway = antiphon.Gateway(MemoryStore())
+WRONG = "WRONG" in os.environ
+
+
+@gateway.tool(idempotent=True)
+def look(n: int) -> int:
+    return n
+
+
+@pytest.mark.antiphon
+def test_pytest(subtests):
+    with subtests.test("first"):
+        assert look(n=1) + WRONG == 1
+
+
+class TestUnittest(TestCase):
+    @pytest.mark.antiphon
+    def test_it(self):
+        with self.subTest("first"):
+            self.assertEqual(look(n=1) + WRONG, 1)
+"""
+
+
+def test_a_failed_subtest_leaves_the_old_recordings(project: Project) -> None:
+    (project.folder / "test_agent.py").write_text(SUBTESTS)
+    code, out = project.run("--antiphon-record", WRONG="1")
+    assert code == 1, out
+    assert not list(project.folder.rglob("*.antiphon"))
+    assert "recorded" not in out
+
+    code, out = project.run("--antiphon-record")
+    assert code == 0, out
+    assert "2 recorded" in out
+    before = {path: path.read_bytes() for path in project.folder.rglob("*.antiphon")}
+    assert len(before) == 2
+    code, out = project.run("--antiphon-rewrite", WRONG="1")
+    assert code == 1, out
+    assert {path: path.read_bytes() for path in project.folder.rglob("*.antiphon")} == before
+
+
 def test_workers_do_not_disturb_each_other(project: Project) -> None:
     code, out = project.run("--antiphon-record", "-n", "2")
     assert code == 0, out
