@@ -39,16 +39,24 @@ def needed(plan: Plan, arguments: dict[str, Any]) -> bool:
 
 
 def consider(call: GuardedCall) -> None:
-    """Find out whether a person must approve the call, and what the approval must be bound to."""
+    """Find out whether a person must approve the call, and note it in the run."""
+    found = asked_of(call)
+    if found is None:
+        return
+    if call.run is not None:
+        call.run.approval = found.need.policy
+    call.off_path().asked = found
+
+
+def asked_of(call: GuardedCall) -> Asked | None:
+    """What the approval of the call must be bound to; ``None``: it needs none."""
     approving = call.plan.approving
     assert approving is not None
     if not approving.needs(call.arguments):
-        return
-    if call.run is not None:
-        call.run.approval = approving.policy
+        return None
     anonymous = call.token == call.identity
     need = Need(approving.policy, approving.version, _digests(call), approving.bind == "intent", anonymous)
-    call.off_path().asked = Asked(need)
+    return Asked(need)
 
 
 def _digests(call: GuardedCall) -> tuple[str, ...]:

@@ -295,6 +295,8 @@ def _fetched(call: GuardedCall, record: DedupeRecord, is_current: bool, blob: by
 def _give(call: GuardedCall, value: Any) -> None:
     undo: Undo = call.options.undoes.tool.undo
     call.arguments[undo.result] = value
+    if call.plan.approving is not None:  # the log keeps what was found without the result: a replay has no other
+        call.off_path().asked = approval.asked_of(call)
 
 
 def _mark(call: GuardedCall, record: DedupeRecord, is_current: bool) -> Step:

@@ -732,6 +732,79 @@ def test_a_stuck_saga_goes_on_after_a_person_has_looked(shop: Shop) -> None:
     assert [what[1] for what in shop.undone()] == ["b-b", "b-a"]
 
 
+def _paid(shop: Shop, said: Any, approve: Any) -> Any:
+    """A payment whose answer is lost, and whose undo may need a person."""
+
+    def pay(order: str) -> int:
+        shop.did("pay", order)
+        raise TimeoutError("no answer")
+
+    def refund(result: int) -> None:
+        shop.did("refund", result)
+
+    tool = shop.gateway.tool(idempotent=False, reconcile=lambda _: said)(shop._faced(pay))
+    tool.undo(approve=approve, approve_version="1")(shop._faced(refund))
+    return tool
+
+
+@pytest.mark.parametrize("approve", ["always", lambda result: (result or 0) > 100])
+@pytest.mark.parametrize("said", [Happened(90_000), None])
+def test_a_result_that_arrives_late_decides_whether_a_person_must_approve_its_undo(
+    shop: Shop, said: Any, approve: Any
+) -> None:
+    from antiphon.ops.approvals import Approvals
+    from antiphon.ops.sagas import undo_run
+
+    pay = _paid(shop, said, approve)
+
+    async def story(run: Any) -> None:
+        async with shop.saga():
+            await given(pay("1"))
+
+    with pytest.raises(TimeoutError):
+        shop.play(story)
+    manifest = shop.app.journal.manifest(shop.run.id)
+    assert manifest is not None
+    desk = Approvals(shop.app, actor="grace", where="test")
+    if said is None:
+        (lost,) = (claim for claim in drive(desk.claims(state="unknown")) if claim["tool"] == "tools/pay")
+        drive(desk.resolve(lost["key"], "happened", value=90_000))
+        undo_run(shop.app, manifest)
+    assert shop.log == [("pay", "1")]
+    (waits,) = drive(desk.waiting())
+    assert waits["arguments"] == '{"result":90000}'
+    drive(desk.decide(waits["id"], "approve"))
+    (saga,) = undo_run(shop.app, manifest)["sagas"]
+    assert saga["state"] == "undone", saga
+    assert shop.log == [("pay", "1"), ("refund", 90_000)]
+
+
+@pytest.mark.parametrize(
+    ("approve", "undone"),
+    [(lambda result: (result or 0) > 100, []), (lambda result: result is None, [("refund", 90_000)])],
+)
+def test_a_strict_replay_makes_the_same_decision_about_an_undo_with_a_late_result(
+    shop: Shop, approve: Any, undone: list[Any]
+) -> None:
+    pay = _paid(shop, Happened(90_000), approve)
+
+    def trip() -> None:
+        with pytest.raises(TimeoutError), antiphon.current_run().saga("trip"):
+            pay("1")
+
+    async def trip_async() -> None:
+        with pytest.raises(TimeoutError):
+            async with antiphon.current_run().saga("trip"):
+                await pay("1")
+
+    function: Any = trip_async if shop.asynchronous else trip
+    run = shop.app.record(function)
+    assert shop.undone() == undone
+    report = antiphon.replay(run, app=shop.app, function=function, mode="strict", keep=False)
+    assert report.verdict == "pass", report
+    assert shop.undone() == undone
+
+
 def test_a_secret_among_the_arguments_comes_back_for_the_undo(tmp_path: Path) -> None:
     from antiphon.ops.sagas import undo_run
 
