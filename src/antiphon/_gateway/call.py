@@ -52,6 +52,8 @@ class Extras:
     """What is known about the approval, if a person must approve the call."""
     hooked: HookCall | None = None
     loop_note = ""
+    claimed: float = 0.0
+    """When its claim was won, if that was not soon after the start of the call."""
     began: float = 0.0
     """When the current attempt began, if that was not the start of the call."""
     may_have_applied = False
@@ -193,6 +195,11 @@ class GuardedCall:
     def began(self) -> float:
         """When the current attempt began."""
         return self.extras.began or self.started
+
+    @property
+    def claimed(self) -> float:
+        """When its claim was won; of a call that did not wait for it, the start of the call."""
+        return self.extras.claimed or self.started
 
     @property
     def tool(self) -> Tool:

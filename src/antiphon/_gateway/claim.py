@@ -149,6 +149,8 @@ def claimed(call: GuardedCall, reply: Begun) -> Step:
         return _pinned(call) if type(reply) is Pinned else _decide(call, reply)  # type: ignore[arg-type]
     call.version = reply[0]
     plan, run = call.plan, call.run
+    if call.extras is not NO_EXTRAS:
+        call.extras.claimed = plan.monotonic()
     if plan.pass_through:
         return start_unclaimed(call)
     if run is not None and run.together:

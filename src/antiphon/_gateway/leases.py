@@ -47,6 +47,9 @@ class Lease(Protocol):
     started: float
 
     @property
+    def claimed(self) -> float: ...
+
+    @property
     def tool_name(self) -> str: ...
 
     @property
@@ -324,7 +327,7 @@ class Leases:
                 self._renew(journal, call, now)
 
     def _renew(self, journal: SyncJournal, call: Lease, now: float) -> None:
-        until = call.started + self._cap if call.deadline is None else min(call.deadline, call.started + self._cap)
+        until = call.claimed + self._cap if call.deadline is None else min(call.deadline, call.claimed + self._cap)
         if now >= until:
             self.release(call, None)
             return

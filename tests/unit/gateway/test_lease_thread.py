@@ -173,7 +173,7 @@ class _Claimed:
     """A call of which nothing but the version of its claim is asked."""
 
     key, tool_name = "", ""
-    started, renew_every, lease_ms = 0.0, 0.0, 0
+    started, claimed, renew_every, lease_ms = 0.0, 0.0, 0.0, 0
     deadline: float | None = None
     stream: Any = None
 
@@ -396,7 +396,7 @@ class _Held:
     key, version, tool_name, deadline, stream = "k", 1, "tools/send", None, None
 
     def __init__(self, clock: Clock, lease_ms: int) -> None:
-        self.started = clock.monotonic()
+        self.started = self.claimed = clock.monotonic()
         self.lease_ms = lease_ms
         self.renew_every = lease_ms / 3000
 

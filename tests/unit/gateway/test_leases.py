@@ -115,6 +115,32 @@ def test_renewal_ends_with_the_deadline_and_with_the_cap() -> None:
         thread.result()
 
 
+def test_the_cap_of_a_call_that_waited_counts_from_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(lease_cap_ms=10_000)
+    first = Hold()
+
+    def lasts_nine_seconds(**_: Any) -> str:
+        for _second in range(9):
+            rig.clock.advance(1.0)
+            look(rig)
+        return str(rig.execute(call_id="c3", mode="bestEffort").code)
+
+    rig.tool(first.then("late"), lasts_nine_seconds, ttl=LEASE, idempotent=True)
+    thread = in_thread(lambda: rig.execute(call_id="c1"))
+    first.until_reached()
+
+    def wait(self: Any, key: str, version: int, seconds: float) -> None:
+        rig.clock.advance(1.0)
+        look(rig)
+
+    monkeypatch.setattr(type(rig.store.open_sync()), "wait", wait)
+    began = rig.clock.monotonic()
+    assert rig.execute(call_id="c2").content == "in_flight"
+    assert rig.clock.monotonic() - began > 20.0, "it waited until the cap of the first call, and then ran"
+    first.go.set()
+    thread.result()
+
+
 def test_a_worker_that_slept_through_its_lease_is_fenced(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     hold, thread = running(rig, idempotent=True)
