@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,6 +47,11 @@ _COMMA = '","'
 _BESIDE = WORDS | NUMBERS | USER
 """Causes of the rules that recognise a value by its context."""
 _PLAIN_WORD = lazy_pattern(r"[A-Za-z]{0,14}|.*\s.*")
+_LISTED = frozenset({"$items", "$collection"})
+_MAPPINGS = ("OrderedDict", "defaultdict")
+_MEMBER = frozenset({"$enum"})
+_OF_CLASS = frozenset({"$enum", "$object", "$text"})
+"""Tags of values that begin with the name of their class."""
 _READ = frozenset({dict, list, tuple, int})
 """Types of values, besides text, in which something may be found."""
 _SHORTEST = 6
@@ -328,6 +334,8 @@ class Redactor:
 
     def _mapping(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
         self._forget_if_learnt()
+        if len(value) == 1 and not _LISTED.isdisjoint(value) and self._names[next(iter(value))] is None:
+            return self._listed(value, causes)
         shape = (tuple(value), causes, self._learnt)
         if shape in self._shapes:
             return self._values(value, causes)
@@ -370,6 +378,43 @@ class Redactor:
             return {**value, **changed} if changed else value
         return _named([(key, renamed.get(key, key), changed.get(key, item)) for key, item in value.items()])
 
+    def _listed(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
+        """A mapping that is written as a list of its names and values."""
+        [(tag, inner)] = value.items()
+        if tag == "$items":
+            new = self._fields(inner, causes)
+        elif type(inner) is list and len(inner) == 3 and inner[0] in _MAPPINGS:
+            kind, items, more = inner
+            new = [kind, self._fields(items, causes), self._walk(more, causes)]
+            new = inner if new[1] is items and new[2] is more else new
+        else:
+            new = self._walk(inner, causes)
+        return value if new is inner else {tag: new}
+
+    def _fields(self, value: Any, causes: int) -> Any:
+        if type(value) is not list:
+            return self._walk(value, causes)
+        new = [self._field(item, causes) for item in value]
+        return value if all(map(operator.is_, new, value)) else new
+
+    def _field(self, value: Any, causes: int) -> Any:
+        """A name, of any type, and its value."""
+        if type(value) is dict and len(value) == 1 and "$tuple" in value:
+            new = self._field(value["$tuple"], causes)
+            return value if new is value["$tuple"] else {"$tuple": new}
+        if type(value) is not list or len(value) != 2:
+            return self._walk(value, causes)
+        name, item = value
+        new = [self._walk(name, causes), self._under(item, self._said_by(name), causes)]
+        return value if new[0] is name and new[1] is item else new
+
+    def _said_by(self, name: Any) -> Field | None:
+        """What a name says about its value: a text, or any text in a member of an enum, a tuple or an object."""
+        if type(name) is str:
+            return self._names[name]
+        fields = [field for text in _texts(name) if (field := self._names[text]) is not None and field.mode != "keep"]
+        return next((field for field in fields if field.mode == "secret"), fields[0] if fields else None)
+
     def _values(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
         """The same for an object whose names are known to need no check."""
         changed: dict[Any, Any] = {}
@@ -407,6 +452,9 @@ class Redactor:
             if field is not None and field.mode == "secret":
                 new = self._secret(value[1], field, causes)
                 return value if new is value[1] else type(value)((value[0], new))
+        if type(value) is list and len(value) == 2 and type(value[0]) is dict and value[0].keys() == _MEMBER:
+            if type(value[1]) is str and not _PLAIN_WORD().fullmatch(value[1]):
+                return self._field(value, causes)
         return self._each(value, None, causes, self._told(value, causes) if causes & _BESIDE else None)
 
     def _told(self, value: Any, causes: int) -> dict[int, Span] | None:
@@ -673,6 +721,18 @@ def _named_pair(value: dict[Any, Any]) -> str | None:
             if type(name) is str:
                 return name
     return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a tagged value, without the names of its classes and fields."""
+    if type(value) is str:
+        yield value
+    elif type(value) is list:
+        for item in value:
+            yield from _texts(item)
+    elif type(value) is dict:
+        for tag, inner in value.items():
+            yield from _texts(inner[1:] if tag in _OF_CLASS and type(inner) is list else inner)
 
 
 def _loads(document: bytes) -> Any:

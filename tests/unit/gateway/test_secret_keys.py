@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,23 @@ def test_a_plain_key_stays_readable(tmp_path: Path) -> None:
     app.gateway.tool("charge", idempotent=False, key="order")(lambda order: "charged")("order-1042")
     (claim,) = asyncio.run(_claims(app))
     assert claim["idempotencyKey"] == "order-1042"
+
+
+class Part(Enum):
+    PASSWORD = "password"
+
+
+def test_a_password_under_a_member_of_an_enum_reaches_no_disk(tmp_path: Path) -> None:
+    app = Antiphon({"telemetry": {"logs": False}}, store=SQLiteStore(tmp_path / "a.db"))
+
+    @app.gateway.tool(idempotent=False, key="of")
+    def look_up(of: str) -> dict[Part, str]:
+        return {Part.PASSWORD: "hunter2secret"}
+
+    look_up("the first")
+    app.record(look_up, "the second")
+    for file in tmp_path.iterdir():
+        assert b"hunter2secret" not in file.read_bytes()
 
 
 WORD = "blue-horse-7"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import re
 import threading
-from typing import Any
+from collections import Counter, OrderedDict, defaultdict
+from enum import Enum
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
 
+from antiphon._gateway.tagged import tagged, untagged
 from antiphon.errors import ConfigError, InvalidInput
 from antiphon.redact import Redactor, Rule, Rules
 from antiphon.redact._prefilter import Prefilter
@@ -301,3 +304,58 @@ def test_a_mask_among_the_names_is_not_taken_for_that_of_another() -> None:
     name = next(iter(REDACTOR.redact({"ada@example.org": 1})))
     shown = REDACTOR.redact({"ada@example.org": 1, name: 2, f"{name}#2": 3})
     assert shown == {f"{name}#3": 1, name: 2, f"{name}#2": 3}
+
+
+# -- names that are not text -----------------------------------------------------------------------------------------
+
+
+class Part(Enum):
+    PASSWORD = "password"
+    COUNT = "count"
+
+
+class Coded(Enum):
+    PASSWORD = 1
+
+
+class Label(NamedTuple):
+    text: str
+
+
+@pytest.mark.parametrize("value", ["hunter2secret", "swordfish", ["swordfish"], {"inner": "swordfish"}], ids=repr)
+@pytest.mark.parametrize(
+    "name", [Part.PASSWORD, Coded.PASSWORD, Label("password"), ("db", "password"), b"password"], ids=repr
+)
+def test_a_name_that_is_not_text_says_what_its_value_is(name: Any, value: Any) -> None:
+    for kind in (dict, OrderedDict, lambda fields: defaultdict(str, fields)):
+        form = tagged(kind({name: value, Part.COUNT: "five"}))
+        cleaned, changed = REDACTOR.redact_bytes(orjson.dumps(form))
+        assert changed
+        assert b"swordfish" not in cleaned
+        assert b"hunter2secret" not in cleaned
+        assert list(untagged(orjson.loads(cleaned)).items())[1] == (Part.COUNT, "five")
+        assert REDACTOR.redact_bytes(cleaned) == (cleaned, False)
+
+
+def test_a_text_beside_other_names_says_as_much_as_in_an_object() -> None:
+    form = tagged({1: "a", "password": "swordfish", "pin": 4821})
+    assert bare(REDACTOR.redact(form))["$items"][:2] == [[1, "a"], ["password", "[password]"]]
+    assert REDACTOR.redact(form)["$items"][2][1] != 4821
+    assert "swordfish" not in str(REDACTOR.redact(tagged(OrderedDict(password="swordfish"))))
+
+
+def test_data_that_only_looks_like_a_list_of_names_and_values_is_redacted() -> None:
+    member = {"$enum": ["app.Part", "PASSWORD"]}
+    for value in (KEY, [KEY], [[KEY]], [[KEY, 1]], ["OrderedDict", [], KEY], ["OrderedDict", KEY, None], {"a": KEY}):
+        for tag in ("$items", "$collection"):
+            assert KEY not in str(REDACTOR.redact({tag: value}))
+    assert KEY not in str(REDACTOR.redact((member, KEY)))
+    made = Redactor(Rules(user=(Rule(name="order", field="items"),)), salt="unit")
+    assert bare(made.redact({"$items": "apples"})) == {"$items": "[order]"}
+
+
+def test_a_pair_of_a_member_and_its_value() -> None:
+    assert "hunter2secret" not in str(REDACTOR.redact(tagged([(Part.PASSWORD, "hunter2secret")])))
+    for harmless in ([(Part.COUNT, "hunter2secret")], (Part.PASSWORD, Part.COUNT), Counter({Part.PASSWORD: 3})):
+        form = tagged(harmless)
+        assert REDACTOR.redact(form) is form
