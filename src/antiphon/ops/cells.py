@@ -11,8 +11,11 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from antiphon import _lineage
 from antiphon._gateway.ids import uuid7
@@ -20,7 +23,7 @@ from antiphon._minilm import model_folder, require_model
 from antiphon._recording.manifest import source_digest, source_files
 from antiphon._replay.setup import code_of
 from antiphon.canonical import canonical_json
-from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.errors import AntiphonError, InvalidInput, StoreError
 from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import load_entry
 from antiphon.ops.gateways import Gateway
@@ -182,6 +185,19 @@ def _gateway(app: Antiphon) -> Gateway:
         return _replayed(app, _now[key])
 
     return gateway
+
+
+def stored_row(app: Antiphon, key: str) -> Row | None:
+    """The row of a cell that is done, from its claim; ``None`` if it cannot be read."""
+    plans = _gateway(app)._plans
+    plan = plans.plan(plans.tools[f"{_NAMESPACE}/{_NAME}"])
+    maker, _ = plan.make_keys((_NAMESPACE, _NAMESPACE, None))
+    found = app.journal.read(maker.keys_given({"key": key}, key).store_key)
+    payload = None
+    if found is not None and found.current.state == "done":
+        with suppress(StoreError):  # sealed with another key
+            payload = plan.results.kept(found.current, None)
+    return None if payload is None else dict(orjson.loads(payload))
 
 
 def _replayed(app: Antiphon, work: Work) -> Row:

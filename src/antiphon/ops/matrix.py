@@ -25,7 +25,7 @@ from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.ops import Progress, silent
 from antiphon.ops.app import Antiphon, current
 from antiphon.ops.artifacts import open_run
-from antiphon.ops.cells import HELD, SPENT, Row, Work, code_at, digest_of, is_in_process, named, run_of
+from antiphon.ops.cells import HELD, SPENT, Row, Work, code_at, digest_of, is_in_process, named, run_of, stored_row
 from antiphon.ops.costs import UsageTotals, cost_of
 from antiphon.ops.execution import known_tools
 from antiphon.ops.executors import Executor, InProcess, LocalProcesses
@@ -537,11 +537,15 @@ class _Scheduler:
         return self._document.budget is not None or self._document.max_calls is not None
 
     def _add_spend_of_interrupted(self) -> None:
-        """Count what cells without a row have spent: they were in progress when an earlier start was interrupted."""
+        """Count what cells without a row have spent: an earlier start was interrupted before it wrote them.
+
+        A cell that is done says which matrix paid for it; any other is taken for this one's.
+        """
         for run, variant, sample in self._cells():
             if (variant.name, sample, run) not in self._paid:
-                spent = self._plan.spent_by(self._plan.work(run, variant, sample))
-                self._add_spend({"run": run, "variant": variant.name, "sample": sample, "status": "error", **spent})
+                work = self._plan.work(run, variant, sample)
+                spent = stored_row(self._plan.app, work["key"]) or self._plan.spent_by(work)
+                self._add_spend({**spent, "run": run, "variant": variant.name, "sample": sample, "status": "error"})
 
     def _unreported_cost(self, row: Row) -> float:
         """An estimate for calls whose answers reported no usage: the mean of the recorded run."""

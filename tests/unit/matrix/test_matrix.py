@@ -364,6 +364,37 @@ def test_the_limit_counts_all_cells_that_were_interrupted_before_the_first_is_do
     assert (result.stopped, len(agent.provider.asked)) == ("budget", 4)
 
 
+def test_a_resumed_matrix_is_not_charged_for_cells_that_another_one_paid_for(agent: Agent) -> None:
+    def interrupt(status: Status) -> None:
+        raise KeyboardInterrupt
+
+    runs = agent.record(4)
+    agent.plan(runs, baseline=False).run()
+    agent.provider.asked.clear()
+    plan = agent.plan(runs, baseline=False, max_calls=4)
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(progress=interrupt)
+    seen: list[Status] = []
+    assert plan.run(progress=seen.append).stopped == ""
+    assert (seen[-1].calls, agent.provider.asked) == (0, [])
+
+
+@pytest.mark.parametrize(("limit", "stopped"), [(3, "budget"), (4, "")])
+def test_the_limit_counts_a_cell_that_was_done_but_not_yet_in_the_table_once(
+    agent: Agent, limit: int, stopped: str
+) -> None:
+    class Interrupted(InProcess):
+        def completed(self, timeout_s: float) -> list[dict[str, Any]]:
+            perform([self._waiting[0]], agent.app)
+            raise KeyboardInterrupt
+
+    plan = agent.plan(agent.record(2), baseline=False, max_calls=limit)
+    with pytest.raises(KeyboardInterrupt):
+        plan.run(Interrupted(agent.app))
+    assert len(agent.provider.asked) == 2
+    assert plan.run().stopped == stopped
+
+
 def test_a_budget_needs_recorded_usage(agent: Agent) -> None:
     agent.provider.usage = False
     runs = agent.record(2)
