@@ -150,6 +150,11 @@ def _open_sqlite(url: str, setting: str) -> Store:
     path, _, query = url.partition(":")[2].partition("?")
     options: dict[str, Any] = dict(part.partition("=")[::2] for part in query.split("&") if part)
     try:
+        if path.startswith("//") and not path.startswith("///"):
+            raise InvalidInput(
+                f"the SQLite URL {url!r} has two slashes.",
+                hint="Use sqlite:///x.db for a relative path, sqlite:////folder/x.db for an absolute one.",
+            )
         for name in options.keys() - {"synchronous", "busy_timeout"}:
             raise InvalidInput(f"a SQLite URL has no option {name!r}.", hint="Known: synchronous, busy_timeout.")
         if "busy_timeout" in options:

@@ -36,3 +36,18 @@ def test_a_wrong_option_of_a_sqlite_url_is_a_configuration_error(tmp_path: Path,
     with pytest.raises(ConfigError, match=words) as caught:
         open_store(f"sqlite:///{tmp_path}/a.db?{query}", setting="[store] url")
     assert caught.value.path == "[store] url"
+
+
+@pytest.mark.parametrize("url", ["sqlite://x.db", "sqlite://folder/x.db?busy_timeout=1", "sqlite://", "SQLITE://x.db"])
+def test_two_slashes_do_not_name_a_file_at_the_root(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^\[store\] url: the SQLite URL .* has two slashes") as caught:
+        open_store(url, setting="[store] url")
+    assert "sqlite:///x.db" in str(caught.value.hint)
+    assert "sqlite:////folder/x.db" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("form", ["sqlite:///{}", "sqlite:{}"])
+def test_an_absolute_and_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("x.db", tmp_path / "x.db"):
+        assert open_store(form.format(path)).url == f"sqlite:///{tmp_path}/x.db"
