@@ -125,9 +125,11 @@ def _export(
 
     special = path.exists() and not path.is_file() and not path.is_dir()  # a pipe or a device is not replaced
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    if special:
-        partial = Path(tempfile.gettempdir()) / f".antiphon-{manifest.id}.{os.getpid()}.part"
     try:
+        if special:
+            descriptor, name = tempfile.mkstemp(prefix=".antiphon-", suffix=".part")
+            os.close(descriptor)
+            partial = Path(name)
         with partial.open("wb") as out:
             if form == "kurral":
                 document = kurral.to_kurral(manifest, events())

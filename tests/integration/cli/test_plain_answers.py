@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,33 @@ def test_an_export_into_a_pipe_leaves_it_a_pipe(antiphon: Command, tmp_path: Pat
     assert done.code == 0, done.err
     assert json.loads(read[0])["run_id"]
     assert pipe.is_fifo()
+
+
+def test_an_export_into_a_pipe_is_kept_from_other_users(
+    antiphon: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    antiphon("run", "agent.py:main")
+    shared, pipe = tmp_path / "shared", tmp_path / "pipe"
+    shared.mkdir()
+    os.mkfifo(pipe)
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    modes: list[int] = []
+
+    def read() -> None:
+        deadline = time.monotonic() + 20
+        while not modes and time.monotonic() < deadline:  # the export waits for its reader
+            modes.extend(stat.S_IMODE(file.stat().st_mode) for file in shared.rglob("*"))
+            time.sleep(0.01)
+        pipe.read_bytes()
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    done = antiphon("export", "--latest", "-o", str(pipe))
+    reader.join(20)
+    assert done.code == 0, done.err
+    assert modes == [0o600]
+    assert not list(shared.iterdir())
 
 
 # -- odd places to write to ------------------------------------------------------------------------------------------
