@@ -600,6 +600,8 @@ class Invocation(NamedTuple):
 
 AS_RECORDED = "asRecorded"
 """In the metadata of an answer: a recorded result and nothing else."""
+NOT_KEPT = "notKept"
+"""In the metadata of an answer: why the record that answered the call had no result."""
 STREAM_ABANDONED = "stream_broken_off"
 """The code of a recorded failure: the stream was not read to its end."""
 BEGUN = "begun"

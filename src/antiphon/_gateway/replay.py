@@ -18,7 +18,7 @@ from antiphon._gateway.steps import DONE, Append, Ask, GivenUp, Step
 from antiphon.contract.approval import REQUIRED
 from antiphon.errors import InvalidInput, ReplayMiss, rebuild_exception
 from antiphon.keys import exact_params
-from antiphon.ports import AS_RECORDED, BEGUN, Answer, Invocation, Row
+from antiphon.ports import AS_RECORDED, BEGUN, NOT_KEPT, Answer, Invocation, Row
 
 READER_STOPPED = "its reader stopped"
 
@@ -139,6 +139,8 @@ def _outcome(answer: Answer, tool: str) -> Outcome:
         outcome.exception = rebuild_exception(error if said is None else {**error, "message": said})
     outcome.from_cache = answer.source != "live"
     outcome.metadata = {"answeredBy": answer.source}
+    if NOT_KEPT in answer.meta:
+        outcome.note(payload=answer.meta[NOT_KEPT])
     if outcome.code == REQUIRED:
         outcome.metadata["approvalId"] = approval_in(outcome.message)
     return outcome

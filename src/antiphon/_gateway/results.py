@@ -48,17 +48,17 @@ def unwrap(call: GuardedCall, outcome: Outcome) -> Any:
         return outcome.stream
     if outcome.status == "success":
         if call.tool.streams and outcome.from_cache:
-            _check_kept(call, outcome)
+            check_kept(call, outcome)
             return reused_async(outcome) if call.tool.kind == "async_generator" else reused(outcome)
         if outcome.from_cache and outcome.payload is None:
-            _check_kept(call, outcome)
+            check_kept(call, outcome)
         return outcome.value
     if call.plan.pass_through and outcome.exception is not None:  # as if there were no gateway
         raise outcome.exception
     return raise_for(call, outcome)
 
 
-def _check_kept(call: GuardedCall, outcome: Outcome) -> None:
+def check_kept(call: GuardedCall, outcome: Outcome) -> None:
     """``None`` would be mistaken for the result of a call whose result is not available."""
     note = (outcome.metadata or {}).get("payload")
     if note is not None:

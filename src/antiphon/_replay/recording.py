@@ -34,7 +34,7 @@ from antiphon.contract.events import (
     type_not_kept,
 )
 from antiphon.errors import ArtifactError, CanonicalError, Divergence, InvalidInput, is_script_module
-from antiphon.ports import AS_RECORDED, BEGUN, Answer
+from antiphon.ports import AS_RECORDED, BEGUN, NOT_KEPT, Answer
 from antiphon.redact import Mask
 from antiphon.redact._pointers import masks_in, pseudonyms_of
 from antiphon.redact._standins import is_credential
@@ -478,6 +478,9 @@ class Recording:
                 meta["gapsMs"] = [event.meta.get("gapMs", 0) for event in events]
         elif outcome == "ok" and len(payload) == 2 and "value" in payload:
             meta[AS_RECORDED] = True
+        note = (told.get("metadata") or {}).get("payload") if "fromCache" in told else None
+        if note is not None:
+            meta[NOT_KEPT] = note
         if "error" in payload and was_cancelled(payload["error"]):
             meta[AFTER] = told.get("durationMs")
         for name in ("httpStatus", "headers", "layout"):

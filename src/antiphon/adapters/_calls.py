@@ -26,7 +26,7 @@ from antiphon.contract.approval import REQUIRED
 from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import AntiphonError, InvalidInput, class_name, rebuild_exception
+from antiphon.errors import AntiphonError, InvalidInput, ResultNotKept, class_name, rebuild_exception
 from antiphon.ops.app import Antiphon, current
 
 G = TypeVar("G", bound=BaseGateway)
@@ -238,6 +238,11 @@ class _ToolCall(PendingCall):
             return self._asked(call, gateway.answer(call, outcome))
         if self.error is None and outcome.exception is not None and not _is_ours(outcome.exception):
             self.error = _in_its_words(call, outcome.exception)
+        if outcome.status == "success" and outcome.from_cache and outcome.value is None:
+            try:
+                results.check_kept(call, outcome)
+            except ResultNotKept as lost:
+                return ToolAnswer(None, False, lost.code, lost.message, True)
         return self.given(gateway.answer(call, outcome))
 
     def _asked(self, call: GuardedCall, result: ToolResultEnvelope) -> ToolAnswer:

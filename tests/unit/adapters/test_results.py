@@ -82,6 +82,40 @@ def test_an_equal_call_gets_an_equal_result(kind: str) -> None:
     assert len(made) == 2
 
 
+def test_a_result_that_was_not_kept_is_told_as_an_error() -> None:
+    app, made = memory_app(), list[Any]()
+    tools = GuardedTools({}, app)
+
+    def body(_: dict[str, Any]) -> complex:
+        made.append(1)
+        return 1j
+
+    def ask() -> Any:
+        return tools.call(tools.spec("look"), {"q": 1}, CallIdentity("s", "call_1"), body)
+
+    assert (ask().value, made) == (1j, [1])
+    again = ask()
+    told = again.message
+    assert (again.ok, again.code, again.reused, made) == (False, "result_not_kept", True, [1])
+    assert "is not called again. The call succeeded; its result could not be stored" in told
+
+    def agent() -> str:
+        again = ask()
+        return f"{again.code}: {again.message}"
+
+    run = app.record(agent)
+    assert run.output == f"result_not_kept: {told}"
+    report = antiphon.replay(run, app=app, mode="strict", function=agent, keep=False)
+    assert report.passed, report.text()
+
+
+def test_a_tool_may_return_none() -> None:
+    app = memory_app()
+    tools = GuardedTools({}, app)
+    given = [tools.call(tools.spec("look"), {}, CallIdentity("s", "call_1"), lambda _: None) for _ in range(2)]
+    assert [(one.ok, one.value, one.reused) for one in given] == [(True, None, False), (True, None, True)]
+
+
 @dataclasses.dataclass
 class Contact:
     mail: str

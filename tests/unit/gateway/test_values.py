@@ -195,6 +195,21 @@ def test_a_result_that_cannot_be_kept_is_never_another_one(value: Any) -> None:
     assert refused.value.code == "result_not_kept"
 
 
+def test_a_replay_is_told_of_a_result_that_was_not_kept() -> None:
+    app = memory_app()
+    call: Any = tool_of(app.gateway, Any, threading.Lock())
+    call.once("order 7")()
+
+    def main() -> str:
+        with pytest.raises(ResultNotKept) as refused:
+            call.once("order 7")()
+        return str(refused.value)
+
+    run = app.record(main)
+    report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
+    assert report.passed, report.text()
+
+
 def test_pieces_that_cannot_be_kept_are_never_other_ones() -> None:
     rig = Rig()
 
