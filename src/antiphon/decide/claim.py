@@ -29,6 +29,7 @@ If a person must approve the call, nothing runs by this table alone. What would 
 | approved                             | spend: replaced by version, as it goes in flight  |
 | denied, withdrawn                    | that is the answer                                |
 
+A call that waits for a person replaces no live question or approval of another call: it asks when that is over.
 A claim that was made only to ask is never unknown: nothing was sent.
 With a key given by the caller or a hook, the key alone is the identity. ``bestEffort`` never waits, and
 runs again after a retriable failure. A record kept for other parameters is a conflict before all else, unless
@@ -83,6 +84,8 @@ class Claimant(Struct, frozen=True):
     """Set if a person must approve the call."""
     runs_after_undo: bool = False
     """Whether the call runs again if its earlier execution was undone."""
+    waits_for_person: bool = False
+    """Whether the call has found or asked its question before, and waits for the decision."""
 
 
 class Run(NamedTuple):
@@ -142,6 +145,12 @@ class Pending(NamedTuple):
     approval: Approval
 
 
+class Replaced(NamedTuple):
+    """Another call's question has replaced the one that this call waits for."""
+
+    version: int
+
+
 class Spend(NamedTuple):
     """Replace *version*, which is approved, by our own in-flight record, and dispatch."""
 
@@ -155,7 +164,7 @@ class Undone(NamedTuple):
     record: DedupeRecord
 
 
-Decision = Run | Reuse | Wait | Busy | Conflict | Unknown | Undone | Ask | Pending | Spend
+Decision = Run | Reuse | Wait | Busy | Conflict | Unknown | Undone | Ask | Pending | Replaced | Spend
 
 
 RESOLVED = ("resolved", "An operator settled this claim.", True, False)
@@ -195,10 +204,13 @@ def _by_approval(existing: Existing, asks: Claimant, run: Run) -> Decision:
     need, kept = asks.need, approval_of(current)
     assert need is not None
     same = need.any_identity or asks.given_key or current.request.identity == asks.identity
-    if kept is None or not (same or (need.anonymous and current.owner.startswith(f"{current.request.identity}/"))):
+    if kept is None:
         return Ask(run.version, run.why)
-    if not may_spend(kept.approval, need, now):
-        return Ask(run.version, "its approval is over, or for another call")
+    ours = same or (need.anonymous and current.owner.startswith(f"{current.request.identity}/"))
+    if not (ours and may_spend(kept.approval, need, now)):
+        if asks.waits_for_person and kept.code in (REQUIRED, GRANTED) and now < kept.approval.expires_at_ms:
+            return Replaced(run.version)
+        return Ask(run.version, "its approval is over, or for another call" if ours else run.why)
     if kept.code == GRANTED:
         return Spend(run.version, kept.approval)
     if kept.code == REQUIRED:

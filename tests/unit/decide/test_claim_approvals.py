@@ -18,6 +18,7 @@ from antiphon.decide.claim import (
     Decision,
     Need,
     Pending,
+    Replaced,
     Reuse,
     Run,
     Spend,
@@ -111,6 +112,19 @@ def test_another_calls_approval_is_not_good_unless_the_policy_says_so(code: str)
     assert decided(others) == Ask(7, "after failed")
     answer = {GRANTED: Spend(7, APPROVAL), REQUIRED: Pending(7, APPROVAL)}.get(code, Reuse(others, "completed", False))
     assert decided(others, replace(CALL, need=NEED._replace(any_identity=True))) == answer
+
+
+@pytest.mark.parametrize("code", [REQUIRED, GRANTED, DENIED, WITHDRAWN])
+def test_a_waiting_call_replaces_another_calls_question_only_when_that_is_over(code: str) -> None:
+    waiting = replace(CALL, waits_for_person=True)
+    others, over = asked(code, identity="somebody"), msgspec.structs.replace(APPROVAL, expires_at_ms=NOW)
+    changed = asked(code, msgspec.structs.replace(APPROVAL, digest="other"))
+    is_live = code in (REQUIRED, GRANTED)
+    assert decided(others, waiting) == (Replaced(7) if is_live else Ask(7, "after failed"))
+    why = "its approval is over, or for another call"
+    assert decided(changed, waiting) == (Replaced(7) if is_live else Ask(7, why))
+    assert decided(asked(code, over, "somebody"), waiting) == Ask(7, "after failed")
+    assert decided(asked(code), waiting) == decided(asked(code))
 
 
 def test_an_anonymous_call_takes_the_approval_of_an_anonymous_one() -> None:

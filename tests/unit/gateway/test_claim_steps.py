@@ -4,6 +4,8 @@ tool, and answers from what is kept."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +23,7 @@ from antiphon.decide.claim import RESOLVED
 from antiphon.ops.approvals import Approvals
 from antiphon.ports import Settlement
 from antiphon.stores import MemoryStore
-from tests.unit.gateway.kit import START_MS, AsyncRig, Rig, envelope, request_of
+from tests.unit.gateway.kit import START_MS, AsyncRig, ManualClock, Rig, envelope, request_of
 from tests.unit.gateway.test_settlement_rules import call_of, existing, record_of
 
 PAUSES = [0.05, 0.1, 0.2, 0.4, 0.8]
@@ -62,6 +64,60 @@ async def test_a_task_waits() -> None:
 
     assert (await rig.execute(call_id="c1")).code == "approval_required"
     assert rig.clock.slept[:4] == PAUSES[:4]
+
+
+class _Turns(ManualClock):
+    """Whoever sleeps lets the others go on; after so many sleeps, something happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.then: dict[int, Callable[[], Any]] = {}
+
+    async def sleep_async(self, seconds: float) -> None:
+        self.sleep(seconds)
+        if (happens := self.then.get(len(self.slept))) is not None:
+            happens()
+        await asyncio.sleep(0)
+
+
+async def _two_equal_calls(then: dict[int, str], **declared: Any) -> tuple[list[str], list[int], int]:
+    """What becomes of them, which questions had been asked when the tool ran, and how many were asked."""
+    clock = _Turns()
+    rig = AsyncRig(clock=clock)
+    ran: list[int] = []
+
+    def asked() -> list[Any]:
+        return rig.ears.of("approval.requested")
+
+    @rig.gateway.tool("send", idempotent=False, approve="always", approval_wait=10.0, **declared)
+    async def send(to: str) -> str:
+        ran.append(len(asked()))
+        return "sent"
+
+    def decide(verdict: str) -> None:
+        desk = Approvals(Antiphon({"telemetry": {"logs": False}}, store=rig.store), actor="grace", where="test")
+        drive(desk.decide(asked()[-1]["approvalId"], verdict))
+
+    clock.then = {number: partial(decide, verdict) for number, verdict in then.items()}
+    answers = await asyncio.gather(*(rig.execute(call_id=one) for one in ("c1", "c2")))
+    return sorted(answer.code or answer.content for answer in answers), ran, len(asked())
+
+
+async def test_equal_calls_that_wait_do_not_replace_each_others_questions() -> None:
+    assert await _two_equal_calls({}) == (["approval_required"] * 2, [], 2)
+
+
+@pytest.mark.parametrize("number", [7, 8, 9])
+async def test_a_waiting_call_leaves_the_approval_of_an_equal_one_alone_and_asks_afterwards(number: int) -> None:
+    assert await _two_equal_calls({number: "approve"}) == (["approval_required", "sent"], [2], 3)
+    assert await _two_equal_calls({number: "deny"}) == (["approval_denied", "approval_required"], [], 3)
+    assert await _two_equal_calls({number: "approve", 12: "approve"}) == (["sent", "sent"], [2, 3], 3)
+
+
+async def test_a_waiting_call_asks_again_when_the_question_of_an_equal_one_is_over() -> None:
+    answers, ran, asked = await _two_equal_calls({}, approval_ttl=3.0)
+    assert (answers, ran) == (["approval_required"] * 2, [])
+    assert 3 <= asked <= 8
 
 
 def test_a_question_is_told_once() -> None:
