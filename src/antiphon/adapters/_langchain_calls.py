@@ -31,7 +31,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphInterrupt
 from langgraph.prebuilt.tool_node import ToolCallRequest
-from langgraph.types import Command, Interrupt, interrupt
+from langgraph.types import Command, Interrupt, Send, interrupt
 
 from antiphon._gateway import codec
 from antiphon._gateway.plan import Verdict
@@ -287,10 +287,7 @@ def pack_result(result: Any) -> Any:
         packed |= {name: value for name, value in more.items() if value is not None and _keepable(value)}
         return {"message": packed}
     if isinstance(result, Command):
-        goto = result.goto
-        update = result.update
-        if isinstance(update, dict):
-            update = {name: _pack_value(value) for name, value in update.items()}
+        goto, update = _pack_goto(result.goto), _pack_state(result.update)
         return {"command": {"graph": result.graph, "update": update, "goto": goto if goto else None}}
     return {"value": result}
 
@@ -311,10 +308,8 @@ def unpack_result(packed: Any, call: Mapping[str, Any]) -> Any:
         return ToolMessage(tool_call_id=call["id"], **{**fields, "name": fields.get("name") or call["name"]})
     if "command" in packed:
         fields = dict(packed["command"])
-        update = fields["update"]
-        if isinstance(update, dict):
-            update = {name: _unpack_value(value) for name, value in update.items()}
-        return Command(graph=fields["graph"], update=update, goto=fields["goto"] or ())
+        goto, update = _unpack_goto(fields["goto"] or ()), _unpack_state(fields["update"])
+        return Command(graph=fields["graph"], update=update, goto=goto)
     return packed.get("value")
 
 
@@ -324,6 +319,29 @@ def _keepable(value: Any) -> bool:
     except codec.NotSerialisable:
         return False
     return True
+
+
+def _pack_goto(goto: Any) -> Any:
+    if isinstance(goto, Send):
+        timeout = getattr(goto, "timeout", None)  # which early releases of LangGraph do not have
+        limits = {} if timeout is None else {"timeout": timeout}
+        return {"$send": {"node": goto.node, "arg": _pack_state(goto.arg), **limits}}
+    return type(goto)(map(_pack_goto, goto)) if type(goto) in (list, tuple) else goto
+
+
+def _unpack_goto(goto: Any) -> Any:
+    if isinstance(goto, dict):
+        fields = goto["$send"]
+        return Send(**{**fields, "arg": _unpack_state(fields["arg"])})
+    return type(goto)(map(_unpack_goto, goto)) if isinstance(goto, (list, tuple)) else goto
+
+
+def _pack_state(state: Any) -> Any:
+    return {name: _pack_value(value) for name, value in state.items()} if isinstance(state, dict) else state
+
+
+def _unpack_state(state: Any) -> Any:
+    return {name: _unpack_value(value) for name, value in state.items()} if isinstance(state, dict) else state
 
 
 def _pack_value(value: Any) -> Any:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, TypedDict
 
-from langchain_core.messages import AIMessage
-from langchain_core.tools import tool
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import InjectedToolCallId, tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Send, interrupt
 
 from antiphon import Antiphon
 from antiphon.adapters.langchain import tool_node
@@ -111,3 +112,55 @@ def test_an_interrupt_shows_the_objects_that_the_tool_gave(app: Antiphon) -> Non
     report = replay(run, app=app, function=work, mode="strict")
     assert shown == [(review, {7: "refund"})] * 2, "live, and in the replay"
     assert report.divergences == []
+
+
+def _handed_over(goto: Any) -> tuple[list[str], Callable[..., list[str]]]:
+    """Work whose tool hands over to a node while a sibling asks a person, and the handovers that the tool made."""
+    made: list[str] = []
+
+    @tool
+    def hand_over(order: str, call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+        """Hand an order over."""
+        made.append(order)
+        return Command(goto=goto, update={"messages": [ToolMessage("handed over", tool_call_id=call_id)]})
+
+    @tool
+    def approve(what: str) -> str:
+        """Ask a person."""
+        return f"{what}: {interrupt(what)}"
+
+    def work(make: Callable[[list[Any]], ToolNode] = tool_node) -> list[str]:
+        calls = [
+            {"name": "hand_over", "args": {"order": "7"}, "id": "call_1"},
+            {"name": "approve", "args": {"what": "refund"}, "id": "call_2"},
+        ]
+        graph: Any = StateGraph(State)
+        graph.add_node("tools", make([hand_over, approve]))
+        graph.add_node("billing", lambda state: {"messages": [("ai", f"billed {state['messages'][-1].text}")]})
+        graph.add_edge(START, "tools")
+        compiled = graph.compile(checkpointer=InMemorySaver())
+        config: Any = {"configurable": {"thread_id": "t"}}
+        assert compiled.invoke({"messages": [AIMessage("", id="m1", tool_calls=calls)]}, config)["__interrupt__"]
+        last = compiled.invoke(Command(resume="yes"), config)
+        return [message.text for message in last["messages"][1:]]
+
+    return made, work
+
+
+ORDER = {"messages": [HumanMessage("order 7", id="m2")]}
+
+
+@pytest.mark.parametrize(
+    "goto",
+    [Send("billing", ORDER), [Send("billing", ORDER)], ["billing", Send("billing", ORDER)], "billing"],
+    ids=["one", "list", "and a node", "a node"],
+)
+def test_a_handoff_survives_an_interrupt(goto: Any, app: Antiphon) -> None:
+    expected = _handed_over(goto)[1](ToolNode)
+    made, work = _handed_over(goto)
+    assert any(text.startswith("billed ") for text in expected)
+    run = app.record(work)
+    assert (run.output, made) == (expected, ["7"])
+    report = replay(run, app=app, function=work, mode="strict")
+    assert report.passed, report.text()
+    assert made == ["7"]

@@ -15,11 +15,14 @@ from langchain_core.documents import Document
 from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.tools import InjectedToolCallId, tool
+from langgraph.types import Command, Send
 from pydantic import BaseModel
 from pydantic_ai.messages import BinaryContent, ToolReturn
 
 import antiphon
+from antiphon._gateway import codec
 from antiphon.adapters._calls import CallIdentity, GuardedTools
+from antiphon.adapters._langchain_calls import pack_result, unpack_result
 from antiphon.adapters.langchain import protect
 from tests.unit.replay.kit import memory_app
 
@@ -166,3 +169,20 @@ def test_a_structured_answer_of_langchain_comes_back_as_it_was(wanted: Any) -> N
     assert report.passed, report.text()
     assert seen[0] == seen[1]
     assert type(seen[0]) is type(seen[1])
+
+
+@pytest.mark.parametrize(
+    "goto",
+    [
+        Send("billing", {"messages": [AIMessage("7", id="m1")], "limits": {"day": date(2026, 1, 1)}}),
+        [Send("billing", [AIMessage("7", id="m1")], timeout=30), "desk"],
+        ("desk", Send("billing", WEATHER)),
+        ["desk"],
+        "desk",
+    ],
+    ids=["one", "with a timeout", "tuple", "nodes", "node"],
+)
+def test_a_handoff_of_langgraph_comes_back_as_it_was(goto: Any) -> None:
+    command: Command[Any] = Command(goto=goto, update={"order": "7"}, graph=Command.PARENT)
+    kept = codec.plain(codec.encode(pack_result(command)))
+    assert unpack_result(kept, {"id": "call_1", "name": "hand_over"}) == command
