@@ -82,10 +82,15 @@ class ResultStore:
             return ""
 
     def asked(self, key: str, arguments: dict[str, Any]) -> str:
-        """Arguments for a person who decides about the call *key*: all of them, sealed if possible, else masked."""
+        """Arguments for a person who decides about the call *key*: all of them, sealed if possible, else masked.
+
+        Secrets that only the run knows are masked in any case: whoever views them later does not know them.
+        """
         try:
-            data, sealer = _written(arguments), self._sealer()
-            return masked(data, self.run_redactor, None) if sealer is None else str(sealer.seal(data, key.encode()))
+            data, sealer, known = _written(arguments), self._sealer(), self._masks and _of_run()
+            if sealer is None:
+                return masked(data, known or self.redactor, None)
+            return str(sealer.seal(masked(data, known, None).encode(), key.encode()))
         except Exception:  # whatever the classes of the arguments raise, or a key file that cannot be read
             return _UNSHOWN
 

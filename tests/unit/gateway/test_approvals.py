@@ -420,6 +420,35 @@ def test_a_person_sees_all_arguments_and_the_defaults_of_the_others(store: Any, 
     assert shown["arguments"].endswith('x","amount":1000000,"to":"mallory"}')
 
 
+@pytest.mark.parametrize("store", [MemoryStore, SQLiteStore], ids=["memory", "sqlite"])
+def test_a_person_sees_no_secret_that_only_another_call_of_the_run_revealed(store: Any, tmp_path: Path) -> None:
+    place = store() if store is MemoryStore else store(tmp_path / "claims.db")
+    app = Antiphon(store=place)
+    gateway = antiphon.Gateway(place)
+
+    @gateway.tool(idempotent=True, effect="read")
+    def login(password: str) -> str:
+        return "welcome"
+
+    @gateway.tool(idempotent=False, approve="always", approve_bind="intent")
+    def send(text: str) -> str:
+        return "sent"
+
+    def agent() -> str:
+        with gateway.session("s1"):
+            login("tulip-orbit-42")
+            return send("it is tulip-orbit-42")
+
+    with pytest.raises(ApprovalRequired):
+        app.record(agent)
+    (shown,) = drive(_desk(place).waiting())
+    assert shown["tool"].endswith("send")
+    assert "it is " in shown["arguments"]
+    assert "tulip" not in shown["arguments"]
+    drive(_desk(place).decide(shown["id"], "approve"))
+    assert app.record(agent).output == "sent", "the approval is bound to the raw arguments"
+
+
 def test_a_call_in_a_framework_is_shown_with_its_defaults() -> None:
     store = MemoryStore()
     gateway = antiphon.Gateway(store)
