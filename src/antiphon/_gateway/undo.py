@@ -322,7 +322,7 @@ def _marked(call: GuardedCall, version: int | None) -> Step:
 def _said(call: GuardedCall, record: DedupeRecord, answer: Any) -> Step:
     """Act on the answer of the write's read-back."""
     if isinstance(answer, DidNotHappen):
-        settlement = Settlement("cancelled", record.ttl_ms, dispatched=False)
+        settlement = approval.kept_by(record, Settlement("cancelled", record.ttl_ms, dispatched=False))
         return Mark(record.key, record.version, settlement, _marked_as_not_sent)
     if not isinstance(answer, Happened):
         return _still_unknown(call)

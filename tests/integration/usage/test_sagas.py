@@ -805,6 +805,38 @@ def test_a_strict_replay_makes_the_same_decision_about_an_undo_with_a_late_resul
     assert shop.undone() == undone
 
 
+def test_an_approval_is_given_back_if_the_undo_finds_that_the_write_did_not_happen(shop: Shop) -> None:
+    from antiphon.ops.approvals import Approvals
+
+    lost: list[Exception] = [TimeoutError("no answer")]
+
+    def pay(order: str) -> str:
+        if lost:
+            raise lost.pop()
+        shop.did("pay", order)
+        return "paid"
+
+    tool = shop.gateway.tool(idempotent=False, key="order", approve="always", reconcile=lambda _: DidNotHappen())
+    paid = tool(shop._faced(pay))
+    paid.undo(shop._faced(lambda result: None))
+    desk = Approvals(shop.app, actor="grace", where="test")
+
+    async def story(run: Any) -> Any:
+        with pytest.raises(ApprovalRequired):
+            await given(paid("1"))
+        (waits,) = drive(desk.waiting())
+        drive(desk.decide(waits["id"], "approve"))
+        with pytest.raises(TimeoutError):
+            async with shop.saga():
+                await given(paid("1"))
+        (approved,) = drive(desk.waiting(state="approved"))
+        assert approved["id"] == waits["id"]
+        return await given(paid("1"))
+
+    assert shop.play(story) == "paid"
+    assert shop.log == [("pay", "1")]
+
+
 def test_a_secret_among_the_arguments_comes_back_for_the_undo(tmp_path: Path) -> None:
     from antiphon.ops.sagas import undo_run
 
