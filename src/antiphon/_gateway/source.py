@@ -46,6 +46,11 @@ class Source:
         step = _InContext(self._context, anext(self._iterator, END))
         return await (step if left is None else within(step, left))
 
+    @property
+    def running(self) -> bool:
+        """Whether a thread is inside a step."""
+        return bool(getattr(self._iterator, "gi_running", False))
+
     def close(self) -> None:
         self._context.run(self._iterator.close)
 

@@ -6,8 +6,11 @@ driver with the step that settles the call.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -112,6 +115,7 @@ class SyncStream(Iterator[Any]):
         self._ahead = [opened.first]
         """Chunks that have arrived before they were requested."""
         self._resume = resume
+        _open.add(self)
         expect_collection()
 
     def __iter__(self) -> SyncStream:
@@ -168,6 +172,26 @@ class SyncStream(Iterator[Any]):
     def __del__(self) -> None:
         if not self.state.ended:
             outside_collection(self.close)
+
+    def close_at_exit(self) -> None:
+        """Close the stream while modules can still be imported, unless a daemon thread is reading it."""
+        if not self._source.running:
+            try:
+                self.close()
+            except Exception:
+                log.exception("the stream of %s was not closed", self.state.call.plan.name)
+
+
+_open: weakref.WeakSet[SyncStream] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    for stream in list(_open):
+        stream.close_at_exit()
+
+
+os.register_at_fork(after_in_child=_open.clear)
+atexit.register(_at_exit)
 
 
 class AsyncStream(AsyncIterator[Any]):

@@ -393,3 +393,24 @@ def test_a_kurral_document_has_the_results_of_streamed_tools(home: Path, tmp_pat
     assert good["output"] == {"output": ["one ", "two "]}
     assert good["output_hash"] == hashlib.sha256(b'["one ","two "]').hexdigest()
     assert bad["output"]["message"] == "no more words"
+
+
+def test_a_stream_still_open_at_exit_is_recorded_with_its_end(home: Path, tmp_path: Path) -> None:
+    home.mkdir()
+    (tmp_path / "agent.py").write_text(
+        "import antiphon\n"
+        "from collections.abc import Iterator\n"
+        "app = antiphon.Antiphon()\n"
+        "@app.gateway.tool(idempotent=False)\n"
+        "def words() -> Iterator[str]:\n"
+        "    yield from 'abc'\n"
+        "with app.run('kept') as run:\n"
+        "    stream = words()\n"
+        "    next(stream)\n"
+        "print(run.id)\n"
+    )
+    done = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    chunk, end = [event for event in stored(application(), done.stdout.strip()) if event.call][1:]
+    assert (chunk.type, chunk.payload["data"]) == ("call.chunk", "a")
+    assert (end.type, end.payload["error"]["code"]) == ("call.finished", "stream_broken_off")
