@@ -848,7 +848,7 @@ def test_unknown_outcomes_of_a_tool_are_settled_at_once(shop: Callable[..., Shop
     admin = Admin(antiphon.Antiphon(QUIET, store=store))
     chosen = {"tool": "tools/charge", "session": "", "prefix": ""}
     words = {"happened": False, "did_not_happen": True, "value": None, "no_value": False, "reason": "", "yes": False}
-    words["dry_run"] = True
+    words |= {"dry_run": True, "in_flight": False}
     tried = drive(resolve_all(admin, Namespace(**words), chosen))
     assert tried == {"resolved": 2, "as": "did-not-happen", "dryRun": True}
     words["dry_run"] = False

@@ -79,7 +79,7 @@ def test_doctor_names_a_lost_key(file: Path, capsys: pytest.CaptureFixture[str])
     result, recording = about_keys(found)
     assert (code, result["level"], recording["level"]) == (0, "warning", "warning")
     assert result["message"] == f"1 result of calls is sealed with key {key}, which is not in {file}"
-    assert "Put the key back" in result["hint"]
+    assert "Restore the key" in result["hint"]
     assert recording["message"].startswith("the originals of 1 recording are sealed under key ")
     assert not file.exists(), "a look makes no key"
 
