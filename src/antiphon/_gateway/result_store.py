@@ -52,8 +52,8 @@ class ResultStore:
         self.blobs = blobs
         self._sealer = sealer
         self._plain: set[bytes] = set()
-        self._warned = False
         """Small results that were inspected and hold no secret: many tools return the same few."""
+        self._warned = False
         self.tenant: str = settings.tenant
         self.configure(settings)
 
