@@ -273,6 +273,8 @@ def named_queries(path: Path) -> dict[str, str]:
 class Settling:
     """Ends a claim whose log and record are two writes: a repeated call does only what is left to do.
 
+    All journals of a store share it: what a caller left is finished on another journal.
+
     The outcome event is written first, then the record: if the second write fails, the first can repair it. A log that
     cannot be written does not prevent the record from being settled: duplicates get the right answer, and the failure
     is raised afterwards.
@@ -292,22 +294,20 @@ class Settling:
         settle: Callable[[], Awaitable[int | None]],
     ) -> int | None:
         """The new version, or ``None`` if fenced."""
-        logged, settled = self._halfway.pop((key, version), _NOTHING)
+        logged, settled = self._halfway.get((key, version), _NOTHING)
         failure: StoreError | None = None
         if not logged:
             try:
                 await append(events)
-                logged = True
+                self._remember(key, version, True, settled)
             except StoreError as error:
                 failure = error
-        try:
-            if settled is None:
-                settled = (await settle(),)
-        finally:
-            if settled is None or failure is not None:
-                self._remember(key, version, logged, settled)
+        if settled is None:
+            settled = (await settle(),)
         if failure is not None:
+            self._remember(key, version, False, settled)
             raise failure
+        self._halfway.pop((key, version), None)
         return settled[0]
 
     def _remember(self, key: str, version: int, logged: bool, settled: tuple[int | None] | None) -> None:

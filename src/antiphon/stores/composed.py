@@ -93,6 +93,7 @@ class ComposedStore:
     def __init__(self, *, claims: Store, log: Store) -> None:
         self.claims = claims
         self.log = log
+        self._settling = Settling()
 
     def __repr__(self) -> str:
         return f"ComposedStore(claims={self.claims!r}, log={self.log!r})"
@@ -109,20 +110,20 @@ class ComposedStore:
 
     def open_sync(self) -> SyncComposedJournal:
         """A journal for threads."""
-        return SyncComposedJournal(self.claims.open_sync(), self.log.open_sync())
+        return SyncComposedJournal(self.claims.open_sync(), self.log.open_sync(), self._settling)
 
     def open_async(self) -> Journal:
         """A journal for the running event loop."""
-        return ComposedJournal(self.claims.open_async(), self.log.open_async())
+        return ComposedJournal(self.claims.open_async(), self.log.open_async(), self._settling)
 
 
 class ComposedJournal:
     """Two journals as one."""
 
-    def __init__(self, claims: Journal, log: Journal) -> None:
+    def __init__(self, claims: Journal, log: Journal, settling: Settling | None = None) -> None:
         self._claims = claims
         self._log = log
-        self._settling = Settling()
+        self._settling = Settling() if settling is None else settling
         self.durable: bool = claims.durable and log.durable
         self.usage: Usage = getattr(claims, "usage", None)
         self.alias = claims.alias
@@ -235,8 +236,8 @@ class ComposedJournal:
 class SyncComposedJournal(SyncFromAsync):
     """Two synchronous journals as one."""
 
-    def __init__(self, claims: SyncJournal, log: SyncJournal) -> None:
-        super().__init__(ComposedJournal(AsyncFromSync(claims), AsyncFromSync(log)))
+    def __init__(self, claims: SyncJournal, log: SyncJournal, settling: Settling | None = None) -> None:
+        super().__init__(ComposedJournal(AsyncFromSync(claims), AsyncFromSync(log), settling))
         self.usage: Usage = getattr(claims, "usage", None)
 
 

@@ -16,6 +16,7 @@ from antiphon.ports import BreakerRow, Existing, Journal, Row, Settlement, Store
 from antiphon.stores import ComposedStore, MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from antiphon.stores._common import recorded_attempt
 from antiphon.stores.composed import ComposedJournal, SyncComposedJournal
+from antiphon.stores.redis.claims import RedisClaims
 from antiphon.stores.redis.schema import Names
 from antiphon.testing.journal_conformance import FACES, Face, JournalConformance
 from tests.integration.stores.redis_kit import BUSY_S, HOUR_MS, claimed, done, existing, request_for, until_sync
@@ -215,6 +216,22 @@ def test_a_repeated_settle_writes_its_events_once(stores: tuple[Store, Store]) -
     journal.claims.broken = set()
     assert journal.settle("k", held.version, done(), [finished()]) is not None
     assert [event.type for event in journal.events(RUN)] == ["call.started", "call.finished"]
+
+
+@pytest.mark.parametrize("composed", [True, False])
+def test_a_settle_that_is_finished_on_another_journal_writes_its_events_once(
+    composed: bool, stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a caller leaves the outcome to the background thread."""
+    store = ComposedStore(claims=stores[0], log=stores[1]) if composed else stores[0]
+    caller, background = store.open_sync(), store.open_sync()
+    held = claimed(caller.begin(request_for("k"), [started()]))
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisClaims, "_settle", Broken._fail)
+        with pytest.raises(StoreUnavailable):
+            caller.settle("k", held.version, done(), [finished()])
+    assert background.settle("k", held.version, done(), [finished()]) is not None
+    assert [event.type for event in background.events(RUN)] == ["call.started", "call.finished"]
 
 
 def test_the_log_never_holds_the_store_key(stores: tuple[Store, Store]) -> None:

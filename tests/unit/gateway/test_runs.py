@@ -13,6 +13,7 @@ from antiphon._recording.recorder import Recorder
 from antiphon._scope import current_scope
 from antiphon.errors import RunCancelled, StoreUnavailable
 from antiphon.redact import Redactor, Rules
+from antiphon.stores import ComposedStore, MemoryStore
 from tests.unit.gateway.kit import AsyncRig, HttpError, Rig
 from tests.unit.gateway.test_outage import Faulty
 
@@ -122,6 +123,20 @@ def test_an_interrupted_call_has_an_end_in_the_log() -> None:
         with recorded(rig, store=log), pytest.raises(KeyboardInterrupt):
             rig.execute()
         assert types(rig, store=log) == ["call.started", "call.finished"]
+
+
+def test_an_end_that_the_log_has_is_not_written_again_when_the_claim_is_settled_later() -> None:
+    claims = Faulty()
+    rig = Rig(store=ComposedStore(claims=claims, log=MemoryStore()))
+    rig.tool("sent")
+    claims.fail("settle")
+    with recorded(rig):
+        assert rig.execute().output.metadata == {"notRecorded": "store_unavailable"}
+    assert types(rig) == ["call.started", "call.finished"]
+    claims.broken.clear()
+    rig.leases.look()
+    assert [record.state for record in rig.records()] == ["done"]
+    assert types(rig) == ["call.started", "call.finished"]
 
 
 def test_a_call_that_was_refused_is_in_the_log() -> None:

@@ -31,11 +31,11 @@ _new = tuple.__new__  # half the cost of a named tuple's own constructor
 class RedisClaims(RedisLog):
     """Claims, on the log that their events go to."""
 
-    def __init__(self, client: Client, names: Names, options: Options) -> None:
+    def __init__(self, client: Client, names: Names, options: Options, settling: Settling) -> None:
         super().__init__(client, names)
         self._wait_replicas = options.wait_replicas
         self._wait_ms = options.wait_ms
-        self._settling = Settling()
+        self._settling = settling
         self._tenants: set[str] = set()
         self._abandoned: deque[tuple[str, str, bool]] = deque(maxlen=_MOST_ABANDONED)
 

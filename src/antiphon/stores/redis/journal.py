@@ -14,6 +14,7 @@ from antiphon._daemon import renewed_after_fork
 from antiphon._drive import drive
 from antiphon.ports import BreakerCallback, Existing
 from antiphon.stores._adapters import SyncFromAsync
+from antiphon.stores._common import Settling
 from antiphon.stores._reads import TaskReads
 from antiphon.stores.redis.claims import RedisClaims
 from antiphon.stores.redis.client import AsyncClient, BlockingClient, closed
@@ -54,9 +55,9 @@ class RedisJournal(RedisClaims, RedisIndex):
 class AsyncRedisJournal(RedisJournal):
     """A journal of one event loop: one pipelined connection and one subscriber."""
 
-    def __init__(self, target: Target, names: Names, options: Options) -> None:
+    def __init__(self, target: Target, names: Names, options: Options, settling: Settling) -> None:
         client = AsyncClient(target, options.retry_timeout_s)
-        super().__init__(client, names, options)
+        super().__init__(client, names, options, settling)
         self._tasks: set[asyncio.Task[None]] = set()
         self._reads = TaskReads(self._read_many)
         self._subscriber = Subscriber(
@@ -94,10 +95,10 @@ class AsyncRedisJournal(RedisJournal):
 class BlockingJournal(RedisJournal):
     """Coroutines that never suspend, on blocking connections; a thread subscribes once there is a waiter."""
 
-    def __init__(self, target: Target, names: Names, options: Options) -> None:
+    def __init__(self, target: Target, names: Names, options: Options, settling: Settling) -> None:
         self._blocking = BlockingClient(target, options.retry_timeout_s)
-        super().__init__(self._blocking, names, options)
-        self._open = lambda: AsyncRedisJournal(target, names, options)
+        super().__init__(self._blocking, names, options, settling)
+        self._open = lambda: AsyncRedisJournal(target, names, options, settling)
         self._background: _Background | None = None
         self._starting = threading.Lock()
         self._closed = False
@@ -148,8 +149,8 @@ class BlockingJournal(RedisJournal):
 class SyncRedisJournal(SyncFromAsync):
     """A journal for threads."""
 
-    def __init__(self, target: Target, names: Names, options: Options) -> None:
-        self._blocking = BlockingJournal(target, names, options)
+    def __init__(self, target: Target, names: Names, options: Options, settling: Settling) -> None:
+        self._blocking = BlockingJournal(target, names, options, settling)
         super().__init__(self._blocking)
 
     def usage(self, tenant: str) -> Mapping[str, float]:

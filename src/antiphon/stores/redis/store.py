@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from antiphon.errors import ConfigError, missing_extra
+from antiphon.stores._common import Settling
 from antiphon.stores.redis.schema import Names, Options
 from antiphon.stores.redis.url import parse
 
@@ -57,6 +58,7 @@ class RedisStore:
         if options.wait_replicas < 0 or options.wait_ms <= 0 or options.retry_timeout_s < 0:
             raise ConfigError("wait_replicas, wait_ms and retry_timeout_s cannot be negative.", path=setting or "url")
         self.seal_key = seal_key
+        self._settling = Settling()
         _import_driver()
 
     def __repr__(self) -> str:
@@ -74,13 +76,13 @@ class RedisStore:
         """A journal for threads: its methods block."""
         from antiphon.stores.redis.journal import SyncRedisJournal
 
-        return SyncRedisJournal(self._target, self._names, self._options)
+        return SyncRedisJournal(self._target, self._names, self._options, self._settling)
 
     def open_async(self) -> Journal:
         """A journal for the running event loop."""
         from antiphon.stores.redis.journal import AsyncRedisJournal
 
-        return AsyncRedisJournal(self._target, self._names, self._options)
+        return AsyncRedisJournal(self._target, self._names, self._options, self._settling)
 
 
 def _import_driver() -> None:
