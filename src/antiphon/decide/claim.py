@@ -27,7 +27,8 @@ If a person must approve the call, nothing runs by this table alone. What would 
 | over; other arguments, other policy  | ask again                                         |
 | waiting                              | pending                                           |
 | approved                             | spend: replaced by version, as it goes in flight  |
-| denied, withdrawn                    | that is the answer                                |
+| denied, withdrawn                    | that is the answer until the question would be    |
+|                                      | over, too                                         |
 
 A call that waits for a person replaces no live question or approval of another call: it asks when that is over.
 A claim that was made only to ask is never unknown: nothing was sent.
@@ -43,7 +44,7 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 
 from antiphon.contract._base import UNSET
-from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, WITHDRAWN, Approval, approval_of, is_asking
+from antiphon.contract.approval import GRANTED, REQUIRED, Approval, approval_of, is_asking
 from antiphon.contract.record import UNKNOWN_CODE as UNKNOWN_CODE
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.record import is_unknown as is_unknown
@@ -234,7 +235,7 @@ def _by_claim(existing: Existing, asks: Claimant) -> Decision:
     if own is not None and is_undone(own):
         return _undone(own, current.version, asks)
     if own is not None and own.version != current.version:
-        answer = _earlier_execution(own, asks)
+        answer = _earlier_execution(own, now, asks)
         if answer is not None:
             return answer
         overtaken = own.state == "inflight" and not is_asking(own)
@@ -244,7 +245,7 @@ def _by_claim(existing: Existing, asks: Claimant) -> Decision:
     if not asks.idempotent and is_unknown(current) and not (own is None and _gate_is_over(current, now, asks)):
         return Unknown(current, mark=False)
     if own is not None:
-        return _own_settled(own, asks)
+        return _own_settled(own, now, asks)
     return _others_settled(current, now, asks, overtaken)
 
 
@@ -266,31 +267,31 @@ def _in_flight(current: DedupeRecord, now: int, asks: Claimant) -> Decision:
     return Unknown(current, mark=True)
 
 
-def _earlier_execution(own: DedupeRecord, asks: Claimant) -> Decision | None:
+def _earlier_execution(own: DedupeRecord, now: int, asks: Claimant) -> Decision | None:
     """A redelivery of a call that others have followed: answered from its own execution, if that has an outcome."""
     if own.state == "done":
         return Reuse(own, "completed", shared=own.request.identity != asks.identity)
     if is_unknown(own) and not asks.idempotent:
         return Unknown(own, mark=False)
-    if own.state != "failed" or _runs_again(own, asks) or _is_open(own, asks):
+    if own.state != "failed" or _runs_again(own, asks) or _is_open(own, now, asks):
         return None
     return Reuse(own, "completed", shared=False)
 
 
-def _own_settled(own: DedupeRecord, asks: Claimant) -> Decision:
-    if own.state == "cancelled" or _is_open(own, asks):
+def _own_settled(own: DedupeRecord, now: int, asks: Claimant) -> Decision:
+    if own.state == "cancelled" or _is_open(own, now, asks):
         return Run(own.version, own.state)
     if own.state == "failed" and _runs_again(own, asks):
         return Run(own.version, "retry after failure")
     return Reuse(own, "inflight" if asks.waited_for else "completed", False)
 
 
-def _is_open(own: DedupeRecord, asks: Claimant) -> bool:
-    """Whether a person was asked about this call and has not refused it, or has refused an earlier form of it."""
+def _is_open(own: DedupeRecord, now: int, asks: Claimant) -> bool:
+    """Whether a person was asked about this call and has not refused it, or the refusal no longer holds for it."""
     kept = approval_of(own)
-    if kept is None or asks.need is None:
-        return kept is not None and kept.code in (REQUIRED, GRANTED)
-    return kept.code not in (DENIED, WITHDRAWN) or kept.approval.digest not in asks.need.digests
+    if kept is None or kept.code in (REQUIRED, GRANTED):
+        return kept is not None
+    return asks.need is not None and not may_spend(kept.approval, asks.need, now)
 
 
 def _runs_again(own: DedupeRecord, asks: Claimant) -> bool:

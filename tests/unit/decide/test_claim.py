@@ -322,7 +322,7 @@ REAL, REAL_IN_FLIGHT = claim.decide, claim._in_flight
 PLANTED: dict[str, tuple[str, Callable[..., object]]] = {
     "unknown counts as failed": ("is_unknown", lambda found: False),
     "takes over calls that may not be repeated": ("_in_flight", _takes_over_everything),
-    "an earlier execution is forgotten": ("_earlier_execution", lambda own, asks: None),
+    "an earlier execution is forgotten": ("_earlier_execution", lambda own, now, asks: None),
     "reuse for ever": ("_may_reuse", lambda current, now, rule: True),
     "best effort repeats what is unknown": ("_runs_again", lambda own, asks: asks.best_effort),
 }

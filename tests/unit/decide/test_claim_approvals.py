@@ -95,6 +95,16 @@ def test_a_refusal_is_for_what_the_call_was_then(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", [DENIED, WITHDRAWN])
+@pytest.mark.parametrize("changed", [{"expires_at_ms": NOW}, {"policy": "travel"}, {"policy_version": "1"}])
+def test_a_refusal_holds_as_long_as_an_approval_would(code: str, changed: dict[str, Any]) -> None:
+    over = msgspec.structs.replace(APPROVAL, **changed)
+    for call in (CALL, replace(CALL, given_key=True), replace(CALL, waits_for_person=True)):
+        assert decided(asked(code, over), call) == Ask(7, "its approval is over, or for another call")
+    assert decided(record("cancelled", "somebody", 7), CALL, asked(code, over, version=5)) == Ask(7, "after cancelled")
+    assert decided(asked(code, over), replace(CALL, need=None)) == Reuse(asked(code, over), "completed", shared=False)
+
+
+@pytest.mark.parametrize("code", [DENIED, WITHDRAWN])
 def test_a_refusal_is_the_answer_also_for_other_calls_if_the_policy_says_so(code: str) -> None:
     refused = asked(code, identity="somebody")
     for call in (replace(CALL, need=NEED._replace(any_identity=True)), replace(CALL, given_key=True)):

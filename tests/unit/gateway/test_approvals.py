@@ -243,6 +243,22 @@ def test_an_approval_that_another_call_has_spent_is_not_given_back(monkeypatch: 
     assert ran == [10]
 
 
+@pytest.mark.parametrize("verdict", ["deny", "withdraw"])
+@pytest.mark.parametrize("named", [{"call_id": "call-1"}, {"key": "order-1042"}])
+def test_a_refused_call_asks_again_when_its_question_would_have_expired(verdict: str, named: dict[str, str]) -> None:
+    rig = Rig()
+    script = rig.tool("sent", approve="always", approval_ttl=600)
+    first = _id(rig.execute(**named))
+    people = Approvals(Antiphon(store=rig.store, clock=rig.clock), actor="grace", where="test")
+    drive(people.decide(first, verdict))
+    rig.clock.advance(599)
+    assert rig.execute(**named).code in ("approval_denied", "approval_withdrawn")
+    rig.clock.advance(2)
+    again = rig.execute(**named)
+    assert (again.code, len(script)) == ("approval_required", 0)
+    assert _id(again) != first
+
+
 def test_a_waiting_call_goes_on_when_a_person_decides() -> None:
     store = MemoryStore()
     ran: list[int] = []

@@ -57,13 +57,13 @@ def _is_given_up(pay: Any) -> None:
 
 def test_planted_bug_a_rule_that_runs_what_is_done(pay: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pay("1") == "paid 1"
-    monkeypatch.setattr(rules, "_own_settled", lambda own, asks: rules.Run(own.version, "planted"))
+    monkeypatch.setattr(rules, "_own_settled", lambda own, now, asks: rules.Run(own.version, "planted"))
     _is_given_up(pay)
 
 
 def test_a_store_that_never_lets_a_record_be_replaced(pay: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pay("1") == "paid 1"
-    monkeypatch.setattr(rules, "_own_settled", lambda own, asks: rules.Run(own.version, "planted"))
+    monkeypatch.setattr(rules, "_own_settled", lambda own, now, asks: rules.Run(own.version, "planted"))
     asked: list[int] = []
 
     def refuse(self: MemoryClaims, request: Any, version: int, events: Any = ()) -> Any:
@@ -77,6 +77,6 @@ def test_a_store_that_never_lets_a_record_be_replaced(pay: Any, monkeypatch: pyt
 
 def test_a_store_that_never_lets_a_record_be_marked(pay: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pay("1") == "paid 1"
-    monkeypatch.setattr(rules, "_own_settled", lambda own, asks: rules.Unknown(own, mark=True))
+    monkeypatch.setattr(rules, "_own_settled", lambda own, now, asks: rules.Unknown(own, mark=True))
     monkeypatch.setattr(MemoryClaims, "settle", lambda *arguments: None)
     _is_given_up(pay)
