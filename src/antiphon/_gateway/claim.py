@@ -228,8 +228,8 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
             return _spend(call, version, found, got.now_ms)
         case rules.Pending(version, found):
             return _pending(call, version, found)
-        case rules.Replaced():
-            return _wait_for_person(call)
+        case rules.Replaced(_, found):
+            return _wait_for_person(call, found)
         case rules.Wait(_, left_ms):
             ours = is_of_process(got.current.owner, call.template.owner)
             if is_held(call.key) or (ours and is_waited_for(call.key)):
@@ -384,18 +384,18 @@ def _pending(call: GuardedCall, version: int, found: Approval) -> Step:
         asked.consulted = True
         arguments = ({**approval.view(call, found), "arguments": dict(call.arguments)},)
         return Consult(approving.approver, arguments, lambda call, answer: _consulted(call, version, answer))
-    return _wait_for_person(call)
+    return _wait_for_person(call, found)
 
 
-def _wait_for_person(call: GuardedCall) -> Step:
+def _wait_for_person(call: GuardedCall, found: Approval) -> Step:
     """Wait for the decision, or say that a person is needed."""
     plan, asked = call.plan, call.extras.asked
-    assert plan.approving is not None and asked is not None and asked.approval is not None
+    assert plan.approving is not None and asked is not None
     now = plan.monotonic()
     asked.until = asked.until or now + plan.approving.wait_s
     until = asked.until if call.policy.deadline is None else min(asked.until, call.policy.deadline)
     if now >= until or (plan.plans.inline_kind == "sync" and _in_event_loop()):
-        return answered(call, approval.required(call, asked.approval))
+        return answered(call, approval.required(call, found))
     seconds, asked.pause_s = min(until - now, asked.pause_s), min(asked.pause_s * 2, _LONGEST_PAUSE_S)
     return Sleep(seconds, _woken)  # a store notifies only those who wait for a claim in flight, and this one is not
 

@@ -150,6 +150,7 @@ class Replaced(NamedTuple):
     """Another call's question has replaced the one that this call waits for."""
 
     version: int
+    approval: Approval
 
 
 class Spend(NamedTuple):
@@ -210,7 +211,7 @@ def _by_approval(existing: Existing, asks: Claimant, run: Run) -> Decision:
     ours = same or (need.anonymous and current.owner.startswith(f"{current.request.identity}/"))
     if not (ours and may_spend(kept.approval, need, now)):
         if asks.waits_for_person and kept.code in (REQUIRED, GRANTED) and now < kept.approval.expires_at_ms:
-            return Replaced(run.version)
+            return Replaced(run.version, kept.approval)
         return Ask(run.version, "its approval is over, or for another call" if ours else run.why)
     if kept.code == GRANTED:
         return Spend(run.version, kept.approval)

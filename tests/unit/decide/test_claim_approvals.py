@@ -128,11 +128,12 @@ def test_another_calls_approval_is_not_good_unless_the_policy_says_so(code: str)
 def test_a_waiting_call_replaces_another_calls_question_only_when_that_is_over(code: str) -> None:
     waiting = replace(CALL, waits_for_person=True)
     others, over = asked(code, identity="somebody"), msgspec.structs.replace(APPROVAL, expires_at_ms=NOW)
-    changed = asked(code, msgspec.structs.replace(APPROVAL, digest="other"))
+    other = msgspec.structs.replace(APPROVAL, digest="other")
+    changed = asked(code, other)
     is_live = code in (REQUIRED, GRANTED)
-    assert decided(others, waiting) == (Replaced(7) if is_live else Ask(7, "after failed"))
+    assert decided(others, waiting) == (Replaced(7, APPROVAL) if is_live else Ask(7, "after failed"))
     why = "its approval is over, or for another call"
-    assert decided(changed, waiting) == (Replaced(7) if is_live else Ask(7, why))
+    assert decided(changed, waiting) == (Replaced(7, other) if is_live else Ask(7, why))
     assert decided(asked(code, over, "somebody"), waiting) == Ask(7, "after failed")
     assert decided(asked(code), waiting) == decided(asked(code))
 

@@ -114,6 +114,19 @@ async def test_a_waiting_call_leaves_the_approval_of_an_equal_one_alone_and_asks
     assert await _two_equal_calls({number: "approve", 12: "approve"}) == (["sent", "sent"], [2, 3], 3)
 
 
+async def test_a_call_whose_question_was_replaced_names_the_one_that_is_open() -> None:
+    rig = AsyncRig(clock=_Turns())
+
+    @rig.gateway.tool("send", idempotent=False, approve="always", approval_wait=10.0)
+    async def send(to: str) -> str:
+        return "sent"
+
+    answers = await asyncio.gather(*(rig.execute(call_id=one) for one in ("c1", "c2")))
+    first, open_now = [fields["approvalId"] for fields in rig.ears.of("approval.requested")]
+    assert first != open_now
+    assert [answer.error.approval_id for answer in answers] == [open_now] * 2
+
+
 async def test_a_waiting_call_asks_again_when_the_question_of_an_equal_one_is_over() -> None:
     answers, ran, asked = await _two_equal_calls({}, approval_ttl=3.0)
     assert (answers, ran) == (["approval_required"] * 2, [])
