@@ -171,6 +171,8 @@ def _is_task(work: Any) -> bool:
 
 
 origin_var: ContextVar[Origin | None] = ContextVar("antiphon_origin", default=None)
+active_saga: ContextVar[Any] = ContextVar("antiphon_saga", default=None)
+"""The saga of this context (:class:`~antiphon._saga.Core`)."""
 live_var: ContextVar[str | None] = ContextVar("antiphon_live", default=None)
 """What a replay lets this context really do: ``network`` while a model is asked, ``all`` while a tool runs."""
 
@@ -234,18 +236,21 @@ def is_tool(frame: FrameType | None) -> bool:
 class Carried:
     """A function that runs with the mark of the caller that passed it on; equal to the function itself."""
 
-    __slots__ = ("_function", "_live", "_origin")
+    __slots__ = ("_function", "_live", "_origin", "_saga")
 
     def __init__(self, function: Callable[..., Any], origin: Origin | None, live: str | None = None) -> None:
         self._function = function
         self._origin = origin
         self._live = live
+        self._saga = None if origin is None else active_saga.get()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         token, permit = origin_var.set(self._origin), live_var.set(self._live)
+        saga = active_saga.set(self._saga or active_saga.get())
         try:
             return self._function(*args, **kwargs)
         finally:
+            active_saga.reset(saga)
             live_var.reset(permit)
             origin_var.reset(token)
 

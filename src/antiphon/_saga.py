@@ -13,11 +13,11 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, Protocol
 
 from antiphon._drive import drive
 from antiphon._late import redacted
+from antiphon._lineage import active_saga
 from antiphon._scope import RunScope, _cursor, undoing
 from antiphon.decide.classify import is_control_flow
 from antiphon.errors import Divergence, InvalidInput, SagaUndoing
@@ -144,6 +144,11 @@ class Core:
             yield saga
             saga = saga.parent
 
+    @property
+    def is_over(self) -> bool:
+        """Whether its block has been left and, if it failed, its writes have been undone."""
+        return self._token is self and self.state not in ("open", "undoing")
+
     def heir(self) -> Core | None:
         """The saga that takes the writes of this context: the writes of a closed saga belong to its parent."""
         saga: Core | None = self
@@ -156,7 +161,7 @@ class Core:
     def open(self) -> list[Any]:
         if self.state != "closed" or self._token is not None:
             raise InvalidInput(f"The saga {self.name!r} was opened before.", hint="Open a new one: run.saga(name).")
-        outer = active_saga.get()
+        outer: Core | None = active_saga.get()
         self.parent = outer.heir() if outer is not None and outer.scope is self.scope else None
         if self.parent is not None:
             self._changed = self.parent._changed
@@ -236,24 +241,22 @@ class Core:
         return [self.scope.encode(kind, None, named, {})] if self.scope.records else []
 
 
-active_saga: ContextVar[Core | None] = ContextVar("antiphon_saga", default=None)
-"""The saga of this context."""
-
-
 def finished(report: UndoReport) -> dict[str, Any]:
     """The payload of the last event of a saga."""
     return {"state": report.state, "writes": [write.to_wire() for write in report.writes]}
 
 
 def saga_of(scope: RunScope) -> Core | None:
-    """The saga that a write of this context belongs to. A thread without a context belongs to the innermost."""
-    found = active_saga.get()
+    """The saga that a write of this context belongs to.
+
+    A thread without a context belongs to the saga that started it, else to the innermost that is not over.
+    """
+    found: Core | None = active_saga.get()
     if found is not None and found.scope is scope:
         return found.heir()
-    if _cursor.get() is None and scope.sagas:
-        last: Core = scope.sagas[-1]
-        return last
-    return None
+    if _cursor.get() is not None:
+        return None
+    return next((saga for saga in reversed(scope.sagas) if not saga.is_over), None)
 
 
 async def undo_all(name: str, writes: Iterable[Write]) -> UndoReport:

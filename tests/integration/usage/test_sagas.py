@@ -358,6 +358,48 @@ def test_new_writes_are_refused_while_and_after_a_saga_is_undone(shop: Shop) -> 
     assert [what[1] for what in shop.log if what[0] == "book"] == ["a", "c"]
 
 
+def test_a_thread_may_write_after_a_failed_saga_was_caught() -> None:
+    shop = Shop(MemoryStore(), "sync")
+    with ThreadPoolExecutor(1) as pool, shop.app.run("trip") as run:
+        with pytest.raises(NoFlight), run.saga("outer"):
+            with pytest.raises(NoFlight), run.saga("inner"):
+                shop.book("a")
+                raise NoFlight
+            pool.submit(shop.book, "b").result()
+            raise NoFlight
+        pool.submit(shop.book, "c").result()
+        with run.saga("asked") as saga:
+            pool.submit(shop.book, "d").result()
+            saga.undo()
+            with pytest.raises(SagaUndoing):
+                pool.submit(shop.book, "e").result()
+    assert [what[1] for what in shop.log if what[0] == "book"] == ["a", "b", "c", "d"]
+    assert [what[2] for what in shop.undone()] == ["a", "b", "d"]
+
+
+def test_a_thread_that_a_failed_saga_has_started_writes_nothing_afterwards() -> None:
+    shop = Shop(MemoryStore(), "sync")
+    failed = threading.Event()
+    told: list[type[BaseException]] = []
+
+    def late() -> None:
+        assert failed.wait(60)
+        with pytest.raises(SagaUndoing) as refused:
+            shop.book("late")
+        told.append(refused.type)
+
+    with ThreadPoolExecutor(1) as pool, shop.app.run("trip") as run:
+        worker = threading.Thread(target=late)
+        with pytest.raises(NoFlight), run.saga("trip"):
+            worker.start()
+            left = pool.submit(late)
+            raise NoFlight
+        failed.set()
+        left.result(60)
+        worker.join()
+    assert told == [SagaUndoing] * 2
+
+
 def test_writes_in_flight_settle_before_they_are_undone() -> None:
     shop = Shop(MemoryStore(), "sync")
     begun, go_on = threading.Event(), threading.Event()
