@@ -32,7 +32,7 @@ from antiphon._gateway.repair import abandon, broke_off
 from antiphon._gateway.settlement import settled
 from antiphon._gateway.source import Opened, Source, within
 from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, STORE_STEPS, Plain, Step
-from antiphon._gateway.store_breaker import GRACE_S
+from antiphon._gateway.store_breaker import GRACE_S, too_late
 from antiphon.contract.events import RunManifest
 from antiphon.errors import StoreError
 from antiphon.ports import Answer, BreakerRow, Clock, Invocation, Journal, Row, SyncJournal
@@ -384,7 +384,8 @@ class _SyncUntil(_Until, SyncWorld):
     def _make(self, step: Callable[[], Any]) -> Any:
         if self._breaker.is_open:
             raise self._breaker.refusal()
-        return self._breaker.within(step, self._left())
+        seconds = self._left()
+        return self._breaker.within(step, seconds, too_late(seconds))
 
 
 class AsyncWorld(_World):
@@ -539,7 +540,8 @@ class _AsyncUntil(_Until, AsyncWorld):
     async def _make(self, step: Callable[[], Any]) -> Any:
         if self._breaker.is_open:
             raise self._breaker.refusal()
-        return await self._breaker.within_async(step(), self._left())
+        seconds = self._left()
+        return await self._breaker.within_async(step(), seconds, too_late(seconds))
 
 
 def _on_thread(call: GuardedCall, context: CallContext | None) -> Callable[[], Any]:

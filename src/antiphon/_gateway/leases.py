@@ -98,6 +98,7 @@ class Leases:
         self._opening = threading.Lock()
         self._wanted = Signal()
         self._recovery = Daemon("antiphon-mend")
+        self._check = Daemon("antiphon-check")
         self._next = _NEVER
         """When to check next; later calls with longer leases need not change it."""
         self._attached = attached
@@ -153,6 +154,8 @@ class Leases:
             _service.wake()
             if self.breaker.is_open or self._unfinished:
                 self._recover_beside()
+            if self.breaker.is_suspected:  # the recovery thread may hang in the store
+                self._check.start(self._check_until_done)
 
     def drain(self) -> Iterator[float]:
         """Pauses to make while something is left to write, a second at most."""
@@ -172,6 +175,12 @@ class Leases:
         """Recover on a thread of its own, however long it takes: a store that hangs does not delay other renewals."""
         self._wanted.set()
         self._recovery.start(self._recover_until_done)
+
+    def _check_until_done(self) -> None:
+        while True:
+            self.breaker.check(self.journal)
+            if self._check.leave_if(lambda: not self.breaker.is_suspected):
+                return
 
     def _recover_until_done(self) -> None:
         while True:

@@ -31,6 +31,8 @@ attempt.
 """
 GRACE_S = 0.1
 """After the deadline of a call, to write down its outcome."""
+PATIENCE_S = 1.0
+"""A store that answers within this time works, even if the deadline of a call has passed meanwhile."""
 _LEAST_S = 0.01
 _LOOK_S, _LONGEST_LOOK_S = 0.05, 0.1
 PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
@@ -39,6 +41,8 @@ _TRIAL_S = 0.25
 """How long one call at a time waits for the next probe; the probe of a working store takes less."""
 _MOST_WAITING = 1000
 _LATE = "late"
+_TOO_LATE = "deadline"
+"""The reason for a step that had less than :data:`PATIENCE_S` until shortly after the deadline of its call."""
 _NO_OUTAGE = frozenset(
     f"full readonly permission corrupt cannot_open busy moving replicas closed breaker_open {_LATE}".split()
 )
@@ -101,6 +105,8 @@ class StoreBreaker:
         """Of the call that waits for the next probe of the store."""
         self._waiting: Future[None] | None = None
         """Of the call that waits for the probe in progress."""
+        self.is_suspected: bool = False
+        """Whether a step was given up too early to tell whether the store works: a probe has to."""
         self._late: _Look | None = None
         """The last read that was given up: while it is in progress, there is no other."""
 
@@ -116,9 +122,21 @@ class StoreBreaker:
                 world.connect(journal)
 
     def failed(self, error: StoreError) -> None:
-        """A step of the store failed."""
-        if is_outage(error):
+        """A step of the store failed; that a caller's deadline has passed is no failure, but may be due to one."""
+        if error.data.get("reason") == _TOO_LATE:
+            if self.on and not self.is_open:
+                self.is_suspected = True
+                self._wake()
+        elif is_outage(error):
             self.open(error)
+
+    def check(self, journal: Callable[[], SyncJournal]) -> None:
+        """Probe a suspected store, and open if it does not answer."""
+        self.is_suspected = False
+        try:
+            self.within(lambda: journal().renew(PROBE, 0, 1), PATIENCE_S)
+        except StoreError as error:
+            self.failed(error)
 
     def open(self, error: StoreError) -> None:
         """Refuse calls at once, until the store accepts what was left."""
@@ -291,6 +309,11 @@ def _over(task: Any) -> None:
 def is_outage(error: StoreError) -> bool:
     """Whether the store may not have been reached, or is too slow: the request may still take effect."""
     return isinstance(error, StoreUnavailable) and error.data.get("reason") not in _NO_OUTAGE
+
+
+def too_late(seconds: float) -> str:
+    """The reason for giving up a step after *seconds* because of the deadline of its call."""
+    return "timeout" if seconds >= PATIENCE_S else _TOO_LATE
 
 
 def is_full(error: StoreError) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from antiphon._gateway import drivers
+from antiphon._gateway import drivers, store_breaker
 from antiphon._gateway.store_breaker import GRACE_S, StoreBreaker
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow
@@ -72,6 +72,39 @@ def test_a_frozen_claim_costs_no_more_than_the_deadline(face: Face, store: Heard
     store.thaw()
     face.until(lambda: not face.leases.breaker.is_open)
     assert face.execute(LATER_S, call_id="c1").content == "sent"
+
+
+def test_a_deadline_that_passes_while_the_store_works_does_not_open_its_breaker(face: Face, store: Heard) -> None:
+    face.tool()
+    assert face.execute(call_id="c0", params={"to": "first"}).ok
+    probes = store.steps.count("renew")
+    store.freeze("begin")
+    assert face.execute(4 * SOON_S, call_id="c1").code == "store_unavailable"
+    store.steps.until("renew", probes + 1)
+    store.thaw()
+    assert face.execute(call_id="c2").ok
+    assert face.leases.breaker.failures == 0
+
+
+@pytest.mark.parametrize("worked", [False, True])
+def test_a_store_that_hangs_is_noticed_although_no_call_waits_for_it(
+    worked: bool, face: Face, store: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it hangs while the background thread writes what an earlier call has left."""
+    monkeypatch.setattr(store_breaker, "PATIENCE_S", 8 * SOON_S)
+    face.tool()
+    store.freeze("begin")
+    if worked:
+        assert face.execute(4 * SOON_S, call_id="c0").code == "store_unavailable"
+        store.steps.until("renew")
+        store.steps.until("begin", 2)
+    store.freeze("renew")
+    assert face.execute(4 * SOON_S, call_id="c1").code == "store_unavailable"
+    store.steps.until_met(lambda: face.leases.breaker.is_open)
+    assert "It was not contacted again" in face.execute(call_id="c2").error.message
+    store.thaw()
+    face.until(lambda: not face.leases.breaker.is_open)
+    assert face.execute(call_id="c2").ok
 
 
 def test_a_frozen_settlement_is_written_later(face: Face, store: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
