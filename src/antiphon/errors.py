@@ -41,7 +41,9 @@ Each error has ``code`` (stable, for machines), ``message`` and ``hint`` (what t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType
 from typing import Any
 
 
@@ -318,34 +320,91 @@ def _classes(name: str) -> Iterator[type]:
                 yield place
 
 
-def rebuild_exception(error: Mapping[str, Any]) -> BaseException | None:
-    """A recorded failure as the original exception, if its class is loaded and takes a message.
+def held_by(error: BaseException, form: Callable[[Any], Any]) -> dict[str, Any]:
+    """What an exception holds besides its message: ``args``, and ``attributes`` such as ``errno``, by name.
+
+    *form* turns a value into JSON's own types, or raises; ``lost`` names what has no form.
+    """
+    held: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
+    lost = list[str]()
+    if error.args and not _is_told(error):
+        try:
+            held["args"] = [form(argument) for argument in error.args]
+        except Exception:  # whatever the classes of the arguments raise
+            lost.append("args")
+    for name in _attributes(error):
+        value = getattr(error, name, None)
+        if value is None or (name == "code" and type(value) is int):  # recorded as the number
+            continue
+        try:
+            attributes[name] = form(value)
+        except Exception:
+            lost.append(name)
+    if attributes or lost or not isinstance(type(error).__init__, WrapperDescriptorType):
+        held["attributes"] = attributes
+    return {**held, "lost": lost} if lost else held
+
+
+def _is_told(error: BaseException) -> bool:
+    """Whether the message alone says what the arguments are."""
+    first, *more = error.args
+    if isinstance(error, KeyError):
+        return not more and _arguments(type(error), str(error))[0] == first
+    return not more and type(first) is str and first == str(error)
+
+
+def _attributes(error: BaseException) -> list[str]:
+    """The names of what the exception holds, in slots and built-in classes, too."""
+    names = list(vars(error))
+    for kind in type(error).__mro__:
+        if kind not in (BaseException, object):
+            slots = (GetSetDescriptorType, MemberDescriptorType)
+            names += [name for name, value in vars(kind).items() if isinstance(value, slots)]
+    other = "obj" if isinstance(error, AttributeError) else ""  # any object, in any state
+    return [name for name in dict.fromkeys(names) if not name.startswith("__") and name != other]
+
+
+def rebuild_exception(error: Mapping[str, Any], read: Callable[[Any], Any] = lambda form: form) -> BaseException | None:
+    """A recorded failure as the original exception, if its class is loaded, and takes a message or held only data.
 
     Only classes of modules that this process has imported are considered: a recording never makes us import anything,
     and code can only catch what it has imported. Anything else comes back as :class:`CallFailed` with the recorded
-    code; ``data["recorded"]`` holds what it was. ``None`` if no exception was recorded.
+    code; ``data["recorded"]`` holds what it was. ``None`` if no exception was recorded. *read* restores the values
+    that :func:`held_by` wrote.
     """
     name = str(error.get("class", ""))
     if "." not in name:
         return None
     message = str(error.get("message", ""))
+    whole = "attributes" in error and "lost" not in error
     for kind in _classes(name):
         if not issubclass(kind, Exception) or issubclass(kind, AntiphonError):
             continue
         given = [()] if error.get("bare") else [(argument,) for argument in _arguments(kind, message)]
-        made = next((made for arguments in given if (made := _made(kind, arguments, error))), None)
-        if made is not None:
-            return made
+        ways = (kind, partial(kind.__new__, kind)) if whole else (kind,)
+        for make in ways:
+            made = next((made for arguments in given if (made := _made(make, arguments, error, read))), None)
+            if made is not None:
+                return made
     return CallFailed(message, code=str(error.get("code", "error")), recorded=dict(error))
 
 
-def _made(kind: type[Exception], arguments: tuple[Any, ...], error: Mapping[str, Any]) -> Exception | None:
+def _made(
+    make: Callable[..., Any], arguments: tuple[Any, ...], error: Mapping[str, Any], read: Callable[[Any], Any]
+) -> Exception | None:
     try:
-        made: Any = kind(*arguments)
+        made = make(*arguments)
         number = error.get("number")
         if type(number) is int and getattr(made, "code", None) != number:
             made.code = number
-        return made if str(made) == ("" if error.get("bare") else str(error.get("message", ""))) else None
+        if "args" in error:
+            made.args = tuple(map(read, error["args"]))
+        for name, value in error.get("attributes", {}).items():
+            if not name.startswith("__"):
+                object.__setattr__(made, name, read(value))  # also if the class forbids changes
+        expected = "" if error.get("bare") else str(error.get("message", ""))
+        return made if isinstance(made, Exception) and str(made) == expected else None
     except Exception:  # a class that takes more than a message, or whose code cannot be set
         return None
 

@@ -16,11 +16,13 @@ from antiphon._scope import EARLIER, RunScope, Site, _cursor, current_scope
 from antiphon.contract.events import PSEUDONYMS, SAME_AS, UNSERIALISABLE
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.classify import MESSAGE_LIMIT
-from antiphon.errors import AntiphonError, class_name
+from antiphon.errors import AntiphonError, class_name, held_by
 from antiphon.ports import Attempt, Row, Store
 
 SAID = "said"
 """In a recorded failure whose message is ours: the message of the tool's own exception."""
+_AS_RECORDED = (SAID, "args", "attributes", "lost")
+"""What the stand-in of a recorded exception is recorded with again."""
 _SMALL = 16_384
 """Larger results are encoded by the recorder, which may spill them."""
 
@@ -210,16 +212,24 @@ class RunEntry:
     def _error(self, outcome: Outcome) -> dict[str, Any]:
         """How the call failed. The exception's own message is kept whole, so that a replay raises the same."""
         error, exception = error_of(outcome), outcome.exception
-        if exception is None or isinstance(exception, AntiphonError) or error.get("bare"):
+        if exception is None or isinstance(exception, AntiphonError):
             return error
         from antiphon.redact import without_values
 
         with suppress(Exception):
+            error |= self._unquoted(held_by(exception, _held))
             text = str(exception)
             is_own = outcome.message in (text, without_values(text[:MESSAGE_LIMIT], self.scope.quoted))
             if text:  # if the message is ours, the tool's own is kept beside it
                 error["message" if is_own else SAID] = self.scope.unquoted(text)
         return error
+
+    def _unquoted(self, form: Any) -> Any:
+        if isinstance(form, str):
+            return self.scope.unquoted(form)
+        if isinstance(form, list):
+            return [self._unquoted(item) for item in form]
+        return {name: self._unquoted(item) for name, item in form.items()} if isinstance(form, dict) else form
 
     def _meta(self, outcome: Outcome, took: float, attempts: Sequence[Attempt]) -> dict[str, Any]:
         meta: dict[str, Any] = {"status": outcome.status, "attempts": outcome.attempts, "durationMs": took}
@@ -269,6 +279,14 @@ def recordable(value: Any, decode: Callable[[bytes], Any] = codec.plain) -> Any:
         return {UNSERIALISABLE: f"{kind.__module__}.{kind.__qualname__}", "detail": str(error)}
 
 
+def _held(value: Any) -> Any:
+    """The form of what an exception holds; a response body or a whole document is too large."""
+    data = codec.encode(value)
+    if len(data) > _SMALL:
+        raise codec.NotSerialisable(type(value).__name__)
+    return orjson.loads(data)
+
+
 def error_of(outcome: Outcome) -> dict[str, Any]:
     """The failure in its recorded form: enough to raise it again."""
     exception = outcome.exception
@@ -280,7 +298,7 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
         recorded = exception.data["recorded"]
         name, number, bare = str(recorded.get("class", "")), recorded.get("number"), bool(recorded.get("bare"))
     coded = {"number": number} if type(number) is int else {}  # the code of a protocol error
-    said = {} if recorded.get(SAID) is None else {SAID: recorded[SAID]}
+    said = {name: recorded[name] for name in _AS_RECORDED if recorded.get(name) is not None}
     without = {"bare": True} if bare else {}  # the message is the name of the class
     return {
         "class": name,

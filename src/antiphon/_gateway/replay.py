@@ -136,7 +136,7 @@ def _outcome(answer: Answer, tool: str) -> Outcome:
         said = error.get(SAID)
         if said is None and code == "outcome_unknown":  # recorded by an earlier release
             said = said_in(outcome.message, tool)
-        outcome.exception = rebuild_exception(error if said is None else {**error, "message": said})
+        outcome.exception = rebuild_exception(error if said is None else {**error, "message": said}, codec.revived)
     outcome.from_cache = answer.source != "live"
     outcome.metadata = {"answeredBy": answer.source}
     if NOT_KEPT in answer.meta:

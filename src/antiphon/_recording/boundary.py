@@ -6,15 +6,18 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import orjson
+
 from antiphon._drive import AFTER, until_cancelled, was_cancelled
 from antiphon._lineage import permitted
 from antiphon._recording import plain
 from antiphon._scope import EARLIER, ORPHAN_LANE, RunScope, Site, undoing
 from antiphon.contract.events import REFUSAL_EVENT
-from antiphon.errors import AntiphonError, RunCancelled, StoreError, class_name
+from antiphon.errors import AntiphonError, RunCancelled, StoreError, class_name, held_by
 from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
 
 log = logging.getLogger("antiphon.run")
+_LARGEST_HELD = 16_384
 
 
 class Boundary:
@@ -214,10 +217,19 @@ class Boundary:
             raise found.error
 
 
-def error_payload(error: BaseException) -> dict[str, Any]:
-    """An exception as it is recorded; a stand-in for a recorded exception is recorded as the original."""
+def error_payload(error: BaseException, *, held: bool = False) -> dict[str, Any]:
+    """An exception as it is recorded, on request with what it *held*; a stand-in is recorded as the original."""
     recorded = getattr(error, "data", {}).get("recorded") if isinstance(error, AntiphonError) else None
     if recorded is not None:
         return dict(recorded)
     kind = type(error)
-    return {"class": class_name(kind), "code": kind.__name__, "message": str(error)}
+    said = {"class": class_name(kind), "code": kind.__name__, "message": str(error)}
+    return {**said, **held_by(error, _as_json)} if held else said
+
+
+def _as_json(value: Any) -> Any:
+    data = plain.dump(value)
+    form = orjson.loads(data)
+    if len(data) > _LARGEST_HELD or plain.chunk_of(form) != value:
+        raise TypeError(type(value).__name__)
+    return form

@@ -158,7 +158,7 @@ async def ask_async(
             if asynchronous and hasattr(response, "__await__"):
                 response = await response
     except BaseException as error:
-        await boundary.finish("error", error=error_payload(error))
+        await boundary.finish("error", error=error_payload(error, held=True))
         raise
     if hasattr(response, "__aiter__") if asynchronous else isinstance(response, Iterator):
         return _streaming(boundary, response)

@@ -15,6 +15,7 @@ from typing import Any
 from antiphon._daemon import expect_collection, outside_collection
 from antiphon._drive import AFTER, drive, until_cancelled, was_cancelled
 from antiphon._recording.boundary import Boundary, error_payload
+from antiphon._recording.plain import chunk_of
 from antiphon.contract.events import CHUNKS
 from antiphon.errors import CallFailed, ReplayMiss, rebuild_exception
 from antiphon.ports import STREAM_ABANDONED, Answer
@@ -81,7 +82,7 @@ class StreamLog:
 
     def failed(self, error: BaseException) -> dict[str, Any]:
         """A failure as it is recorded."""
-        return error_payload(error)
+        return error_payload(error, held=True)
 
     def complete(self) -> bool:
         """Whether a reader that stops now has read everything that matters."""
@@ -213,7 +214,7 @@ def read_past_end(chunks: int) -> ReplayMiss:
 def failure_of(answer: Answer) -> BaseException:
     """A recorded error of a model call, raised again."""
     error = answer.error or {}
-    again = rebuild_exception(error)
+    again = rebuild_exception(error, chunk_of)
     if again is not None:
         return again
     return CallFailed(str(error.get("message", "")), code=str(error.get("code", "error")), recorded=dict(error))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import subprocess
 import sys
+import urllib.error
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -168,10 +172,11 @@ class Order:
 
 
 class Awkward(Exception):
-    """Wants more than a message."""
+    """Wants more than a message, and holds what has no JSON form."""
 
     def __init__(self, status: int, *, body: str) -> None:
         super().__init__(f"{status}: {body}")
+        self.response = object()
 
 
 @pytest.mark.parametrize(
@@ -219,6 +224,131 @@ def test_a_recorded_class_makes_no_package_import_its_submodule(monkeypatch: pyt
     assert type(error) is CallFailed
     assert find_class("lazy_package.submodule.Order") is None
     assert requested == []
+
+
+class Held(Exception):
+    """Takes more than a message, and holds more."""
+
+    def __init__(self, status: int, *, body: Any) -> None:
+        super().__init__("no", status)
+        self.status = status
+        self.body = body
+
+
+@dataclass(eq=False)
+class Fields(Exception):
+    """Is a dataclass."""
+
+    reason: str
+    retry_after: float
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class Slotted(Exception):
+    """Has its attributes in slots."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, message: str, place: int = 0) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def _not_json() -> Exception:
+    try:
+        json.loads('{"a": }')
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+def _retry_later() -> Exception:
+    error = Custom("later")
+    error.after = 3  # type: ignore[attr-defined]
+    return error
+
+
+_HELD = ("errno", "strerror", "filename", "filename2", "object", "start", "returncode", "cmd", "stderr", "pos", "doc")
+_HELD += ("lineno", "status", "body", "retry_after", "place", "code", "url", "name", "value", "after")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(2, "No such file or directory", "a.txt"),
+        OSError(28, "No space left on device"),
+        FileExistsError(17, "File exists", "a", None, "b"),
+        UnicodeDecodeError("utf-8", b"\xff!", 0, 1, "invalid start byte"),
+        subprocess.CalledProcessError(3, ["make", "all"], output="text", stderr="bad"),
+        subprocess.TimeoutExpired("make", 2.5),
+        urllib.error.URLError("no route"),
+        _not_json(),
+        ModuleNotFoundError("No module named 'x'", name="x"),
+        KeyError(5),
+        ValueError("bad", 404),
+        ValueError(5),
+        Held(418, body={"reasons": ["teapot"]}),
+        Fields("full", 1.5),
+        Slotted("here", 7),
+        _retry_later(),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", ["tool", "llm"])
+def test_an_error_comes_back_with_what_it_held(error: Exception, kind: str) -> None:
+    app = memory_app()
+    caught: list[list[Any]] = []
+
+    @app.gateway.tool(idempotent=True, effect="read", retry={"max_attempts": 1})
+    def fails() -> None:
+        raise error
+
+    def send(body: Any) -> Any:
+        raise error
+
+    def main() -> str:
+        try:
+            _ = fails() if kind == "tool" else antiphon.current_run().llm({**STREAM, "stream": False}, send)
+        except type(error) as again:
+            caught.append([again.args, *(getattr(again, name, None) for name in _HELD)])
+            return str(again)
+        return "no error"
+
+    _check(app, main)
+    assert caught[1] == caught[0]
+
+
+def test_an_error_of_an_earlier_release_comes_back_with_its_message() -> None:
+    error = rebuild_exception({"class": "builtins.FileNotFoundError", "message": "[Errno 2] No such file: 'a'"})
+    assert type(error) is FileNotFoundError
+    assert str(error) == "[Errno 2] No such file: 'a'"
+    assert isinstance(rebuild_exception({"class": f"{__name__}.Held", "message": "('no', 418)"}), CallFailed)
+
+
+@pytest.mark.parametrize("changed", [{"args": 5}, {"attributes": []}, {"attributes": {"__class__": "x", "errno": []}}])
+def test_a_damaged_error_is_still_an_error(changed: dict[str, Any]) -> None:
+    recorded = {"class": "builtins.OSError", "message": "full", "attributes": {}, **changed}
+    assert isinstance(rebuild_exception(recorded), (OSError, CallFailed))
+
+
+def test_a_secret_that_an_error_holds_is_not_recorded() -> None:
+    app = memory_app()
+    password = "correct horse battery"
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def login(user: str, password: str) -> None:
+        raise subprocess.CalledProcessError(1, ["login", "--with", password], stderr=f"no: {password}")
+
+    def main() -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            login(user="ada", password=password)
+
+    run: Run = app.record(main)
+    (ended,) = [event for event in run.events() if event.type == "call.finished"]
+    assert ended.payload["error"]["attributes"]["returncode"] == 1
+    assert password not in json.dumps(ended.payload)
 
 
 class Coded(Exception):
