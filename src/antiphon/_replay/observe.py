@@ -12,7 +12,7 @@ from antiphon._diff import FieldDiff, diff_values, nearest
 from antiphon._replay.masks import NotCompared
 from antiphon._replay.recording import ORDERED, RecordedCall, Recording, asks_stream, full_name
 from antiphon._scope import ORPHAN_LANE, Site
-from antiphon.contract.events import TASKS, UNSERIALISABLE, Event
+from antiphon.contract.events import AFTER_END, TASKS, UNSERIALISABLE, Event
 from antiphon.ports import Invocation
 
 _DIGESTS = frozenset({"$.digest", "$.key", "$.variant"})
@@ -365,7 +365,9 @@ class Observer:
         """Report what the recording did up to the end of the run and the replay did not."""
         self._not_reached()
         for call in self._answered.values():
-            if call.finished is not None and not call.after_end and call.lane not in self._silent:
+            if call.finished is None or call.after_end or call.lane in self._silent:
+                continue
+            if not self.recording.event(call.finished).meta.get(AFTER_END):  # the run did not wait for an open stream
                 note = "the call started but did not finish"
                 words = f"call.finished {call.name}"
                 self.add(DivergenceFound("missing", call.lane, call.index, call.finished, words, note=note))

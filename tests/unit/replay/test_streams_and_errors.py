@@ -98,6 +98,28 @@ def test_a_reader_that_stops() -> None:
     assert not greedy.passed
 
 
+@pytest.mark.parametrize("after", [lambda stream: stream.close(), list], ids=["closed", "read on"])
+def test_a_stream_that_is_open_when_its_run_ends(after: Callable[[Any], Any]) -> None:
+    app = memory_app()
+    kept: list[Any] = []
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def words() -> Iterator[str]:
+        yield from "abc"
+
+    def main(reads: int = 1) -> list[str]:
+        stream: Any = words()
+        kept.append(stream)
+        return [next(stream) for _ in range(reads)]
+
+    run: Run = app.record(main)
+    after(kept[0])
+    report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
+    assert report.passed, report.text()
+    other = antiphon.replay(run, app=app, mode="strict", function=lambda: main(2), keep=False)
+    assert not other.passed
+
+
 def test_a_stream_that_broke() -> None:
     app = memory_app()
 
