@@ -76,14 +76,14 @@ def encode(value: Any, decode: Callable[[bytes], Any] = plain) -> bytes:
                 return data
         except Exception:  # noqa: S110 - whatever the classes of the result raise; below it is said what
             pass
-    from antiphon._gateway.tagged import EXACT, exactly, has_classes, has_members_as_names, tagged
+    from antiphon._gateway.tagged import EXACT, exactly, has_classes, tagged
 
     try:
         form = exactly(value)
         if form is None and value is not None:
             return orjson.dumps(tagged(value, classes=False))
         by_form = decode is plain or value is None or has_classes(form)
-        return orjson.dumps(form if by_form or has_members_as_names(value) else {EXACT: form})
+        return orjson.dumps(form if by_form else {EXACT: form})
     except Exception as error:  # also of data that is nested too deeply
         raise NotSerialisable(f"{kind.__name__}: {error}") from None
 

@@ -160,7 +160,7 @@ def _text(value: str) -> Any:
 
 
 def _mapping(value: Mapping[Any, Any], classes: bool) -> Any:
-    if not all(isinstance(name, str) for name in value):
+    if not all(isinstance(name, str) and not (classes and isinstance(name, enum.Enum)) for name in value):
         pairs = value.items()
         return {"$items": [[tagged(name, classes=classes), tagged(item, classes=classes)] for name, item in pairs]}
     inner = {str.__str__(name): tagged(item, classes=classes) for name, item in value.items()}
@@ -263,13 +263,6 @@ def has_classes(form: Any) -> bool:
         if name == LITERAL and type(inner) is dict:
             return any(map(has_classes, inner.values()))
     return any(map(has_classes, form.values()))
-
-
-def has_members_as_names(value: Any) -> bool:
-    """Whether a dictionary has members of an enum as its names, which are written as their text."""
-    if isinstance(value, dict):
-        return any(isinstance(name, enum.Enum) for name in value) or any(map(has_members_as_names, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(has_members_as_names, value))
 
 
 # -- classes -----------------------------------------------------------------------------------------------------------

@@ -126,6 +126,11 @@ class Size(enum.StrEnum):
     SMALL = "small"
 
 
+@dataclasses.dataclass
+class Stock:
+    of: dict[Size, int]
+
+
 class Right(enum.Flag):
     READ = 1
     WRITE = 2
@@ -208,6 +213,10 @@ RESULTS: list[tuple[Any, Any]] = [
     (Any, ["begin", ("token", 1), Colour.RED]),
     (dict[Size, int], {Size.SMALL: 1}),
     (dict[str, list[dict[Size, Decimal]]], {"a": [{Size.SMALL: Decimal("1.10")}]}),
+    (dict[Size, Point], {Size.SMALL: Point(1)}),
+    (dict[str, dict[Size, Aliased]], {"a": {Size.SMALL: Aliased(userId=7)}}),
+    (Stock, Stock({Size.SMALL: 1})),
+    (Any, [{Size.SMALL: Point(1)}]),
     (User | dict, {"id": 1}),
     (list[Point], [{"x": 1, "more": 2}]),
     (set[int], [1, 1]),
@@ -229,6 +238,7 @@ def test_a_reused_result_is_of_its_declared_type(returns: Any, value: Any) -> No
     call = tool_of(Rig().gateway, returns, value)
     assert [call(), call()] == [value, value]
     assert type(call()) is type(value)
+    assert repr(call()) == repr(value)
 
 
 @pytest.mark.parametrize(("returns", "value"), RESULTS, ids=lambda value: str(value)[:40])
