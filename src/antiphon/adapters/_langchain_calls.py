@@ -280,7 +280,7 @@ def unpack_messages(value: Mapping[str, Any]) -> list[BaseMessage]:
 
 
 def pack_result(result: Any) -> Any:
-    """Pack the result of a tool call: a message, or a command that changes the graph's state."""
+    """Pack the result of a tool call: a message, a command that changes the graph's state, or a list of these."""
     if isinstance(result, ToolMessage):
         packed = {"content": result.content, "status": result.status, "name": result.name}
         more = {"additional_kwargs": result.additional_kwargs or None, "artifact": result.artifact}
@@ -289,6 +289,8 @@ def pack_result(result: Any) -> Any:
     if isinstance(result, Command):
         goto, update = _pack_goto(result.goto), _pack_state(result.update)
         return {"command": {"graph": result.graph, "update": update, "goto": goto if goto else None}}
+    if type(result) is list and result and all(isinstance(item, (ToolMessage, Command)) for item in result):
+        return {"$results": [pack_result(item) for item in result]}
     return {"value": result}
 
 
@@ -301,7 +303,7 @@ def told(words: str, call: Mapping[str, Any], **options: Any) -> Any:
 
 def unpack_result(packed: Any, call: Mapping[str, Any]) -> Any:
     """Unpack a result as the answer to *call*; plain text in its place (a blocked call) becomes a tool message."""
-    if not isinstance(packed, Mapping) or not packed.keys() & {"message", "command", "value"}:
+    if not isinstance(packed, Mapping) or not packed.keys() & {"message", "command", "$results", "value"}:
         return told(packed if isinstance(packed, str) else json.dumps(packed), call)
     if "message" in packed:
         fields = dict(packed["message"])
@@ -310,6 +312,8 @@ def unpack_result(packed: Any, call: Mapping[str, Any]) -> Any:
         fields = dict(packed["command"])
         goto, update = _unpack_goto(fields["goto"] or ()), _unpack_state(fields["update"])
         return Command(graph=fields["graph"], update=update, goto=goto)
+    if "$results" in packed:
+        return [unpack_result(item, call) for item in packed["$results"]]
     return packed.get("value")
 
 

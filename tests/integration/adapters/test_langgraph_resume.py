@@ -114,14 +114,17 @@ def test_an_interrupt_shows_the_objects_that_the_tool_gave(app: Antiphon) -> Non
     assert report.divergences == []
 
 
-def _handed_over(goto: Any) -> tuple[list[str], Callable[..., list[str]]]:
+def _handed_over(goto: Any, *, apart: bool = False) -> tuple[list[str], Callable[..., list[str]]]:
     """Work whose tool hands over to a node while a sibling asks a person, and the handovers that the tool made."""
     made: list[str] = []
 
     @tool
-    def hand_over(order: str, call_id: Annotated[str, InjectedToolCallId]) -> Command[Any]:
+    def hand_over(order: str, call_id: Annotated[str, InjectedToolCallId]) -> Any:
         """Hand an order over."""
         made.append(order)
+        if apart:
+            seen: Command[Any] = Command(update={"messages": [HumanMessage("seen", id="m3")]})
+            return [ToolMessage("handed over", tool_call_id=call_id), Command(goto=goto), seen]
         return Command(goto=goto, update={"messages": [ToolMessage("handed over", tool_call_id=call_id)]})
 
     @tool
@@ -155,9 +158,10 @@ ORDER = {"messages": [HumanMessage("order 7", id="m2")]}
     [Send("billing", ORDER), [Send("billing", ORDER)], ["billing", Send("billing", ORDER)], "billing"],
     ids=["one", "list", "and a node", "a node"],
 )
-def test_a_handoff_survives_an_interrupt(goto: Any, app: Antiphon) -> None:
-    expected = _handed_over(goto)[1](ToolNode)
-    made, work = _handed_over(goto)
+@pytest.mark.parametrize("apart", [False, True], ids=["one command", "several"])
+def test_a_handoff_survives_an_interrupt(goto: Any, apart: bool, app: Antiphon) -> None:
+    expected = _handed_over(goto, apart=apart)[1](ToolNode)
+    made, work = _handed_over(goto, apart=apart)
     assert any(text.startswith("billed ") for text in expected)
     run = app.record(work)
     assert (run.output, made) == (expected, ["7"])
