@@ -25,7 +25,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -244,10 +244,10 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
     path = golden_path(item, marker, _unsalted(app))
     counts = item.config.stash[_counts]
     if mode == "rewrite" or (mode == "record" and not path.exists()):
-        other = item.config.stash[_written].setdefault(path, item.nodeid)
+        other = _recorder(item, path)
         if other != item.nodeid:
-            text = f"{path} was just recorded by {other}. Give each test that is recorded a path of its own."
-            pytest.fail(text, pytrace=False)
+            text = f"{path} was just recorded by {other}, and {item.nodeid} would replace it."
+            pytest.fail(f"{text} Give each test that is recorded a path of its own.", pytrace=False)
         with _recorded(app, item, path) as run:
             yield run
         return
@@ -257,6 +257,22 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
     with _replayed(app, item, path, sandbox) as run:
         yield run
     counts["replayed"] += 1
+
+
+def _recorder(item: pytest.Item, path: Path) -> str:
+    """The first test of this session to record *path*, in any pytest-xdist worker of this machine."""
+    first = item.config.stash[_written].setdefault(path, item.nodeid)
+    worker: Any = getattr(item.config, "workerinput", None)
+    folder = item.config.option.basetemp
+    if worker is None or folder is None:
+        return first
+    shared = Path(folder).parent / f"antiphon-{hashlib.sha256(str(path.absolute()).encode()).hexdigest()}"
+    own = shared.with_name(f"{shared.name}-{worker['workerid']}")
+    own.write_text(first)
+    with suppress(FileExistsError):
+        os.link(own, shared)  # unlike creating and writing it, one step
+    own.unlink()
+    return shared.read_text()
 
 
 @contextmanager

@@ -176,7 +176,8 @@ def test_an_address_in_a_new_project_is_replayed(project: Project) -> None:
     assert "ANTIPHON_REPLAY_KEY" in out
 
 
-def test_two_tests_do_not_record_the_same_file(project: Project) -> None:
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "two workers"])
+def test_two_tests_do_not_record_the_same_file(project: Project, workers: tuple[str, ...]) -> None:
     (project.folder / "test_agent.py").write_text(
         "import pytest, antiphon\n"
         "gateway = antiphon.Gateway()\n"
@@ -186,9 +187,15 @@ def test_two_tests_do_not_record_the_same_file(project: Project) -> None:
         "@pytest.mark.parametrize('to', ['ada', 'bob'])\n"
         "def test_greeting(to): send(to)\n"
     )
-    code, out = project.run("--antiphon-rewrite")
-    assert (code, "was just recorded by test_agent.py::test_greeting[ada]" in out) == (1, True), out
-    code, out = project.run("-k", "ada")
+    code, out = project.run("--antiphon-rewrite", *workers)
+    assert code == 1, out
+    ada, bob = (f"test_agent.py::test_greeting[{name}]" for name in ("ada", "bob"))
+    first = "ada" if f"was just recorded by {ada}, and {bob} would replace it" in out else "bob"
+    assert first == "ada" or f"was just recorded by {bob}, and {ada} would replace it" in out, out
+    assert "1 failed, 1 passed" in out
+    code, out = project.run("-k", first)
+    assert code == 0, out
+    code, out = project.run("--antiphon-rewrite", "-k", "bob", *workers)
     assert code == 0, out
 
 
