@@ -50,6 +50,8 @@ _written: pytest.StashKey[dict[Path, str]] = pytest.StashKey()
 """Recordings made in this session, and the tests that made them."""
 _ran: pytest.StashKey[bool] = pytest.StashKey()
 """Whether the test was recorded or replayed."""
+_failed: pytest.StashKey[bool] = pytest.StashKey()
+"""Whether a subtest failed, which is reported, not raised."""
 _WRAPPED = "__antiphon__"
 
 
@@ -109,7 +111,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     if marker is None:
         return (yield)
     _check(marker)
-    item.stash[_ran] = False
+    item.stash[_ran] = item.stash[_failed] = False
     if isinstance(item, pytest.Function):
         if not hasattr(item.obj, _WRAPPED):
             item.obj = _wrapped(item, marker, item.obj)
@@ -120,6 +122,18 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
     if not item.stash[_ran]:
         text = f"antiphon: {item.name} ran, but it was neither recorded nor replayed: the marker has no effect here"
         pytest.fail(text, pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note a subtest that failed, also if that is expected."""
+    report = yield
+    asked = call.excinfo is not None and isinstance(call.excinfo.value, pytest.xfail.Exception)
+    if report.failed or (report.skipped and hasattr(report, "wasxfail") and not asked):
+        item.stash[_failed] = True
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -283,11 +297,10 @@ def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
     from antiphon.ops.entry import GRACE_S
     from antiphon.ops.unrecorded import unrecorded
 
-    failed = item.session.testsfailed
     with using(app), app.run(item.name, like=manifest_at(path)) as run:  # keeps its key, so a diff shows only changes
         yield run
     run.scope.origin.wait(GRACE_S)
-    if item.session.testsfailed > failed:  # a failed subtest is reported, not raised
+    if item.stash[_failed]:
         return
     for text in unrecorded(run):
         warnings.warn(pytest.PytestWarning(f"antiphon: {item.name}: {text}"), stacklevel=2)

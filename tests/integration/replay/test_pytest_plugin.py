@@ -387,6 +387,14 @@ def test_a_failed_subtest_leaves_the_old_recordings(project: Project) -> None:
     assert {path: path.read_bytes() for path in project.folder.rglob("*.antiphon")} == before
 
 
+def test_a_subtest_that_is_expected_to_fail_is_not_recorded(project: Project) -> None:
+    (project.folder / "test_agent.py").write_text(SUBTESTS + "\n\npytestmark = pytest.mark.xfail\n")
+    code, out = project.run("--antiphon-record", WRONG="1")
+    assert (code, list(project.folder.rglob("*.antiphon"))) == (0, []), out
+    code, out = project.run("--antiphon-record")
+    assert (code, "2 recorded" in out) == (0, True), out
+
+
 def test_workers_do_not_disturb_each_other(project: Project) -> None:
     code, out = project.run("--antiphon-record", "-n", "2")
     assert code == 0, out
