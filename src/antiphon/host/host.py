@@ -183,6 +183,7 @@ class Host:
         """The folder of the store, if it is on this machine."""
         self._tasks: list[asyncio.Task[None]] = []
         self._notifications: set[asyncio.Task[None]] = set()
+        self._resuming = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.grace_over: asyncio.Future[None]
         """Done when the shutdown grace is over and nobody can wait for calls any longer."""
@@ -488,6 +489,10 @@ class Host:
 
     async def resume_orphans(self) -> int:
         """Resume the runs whose process is gone, each independently; return their number."""
+        async with self._resuming:
+            return await self._resume_orphans()
+
+    async def _resume_orphans(self) -> int:
         number = 0
         for tenant in sorted({self.app.tenant, *self.keys.tenants()}):
             try:
@@ -526,7 +531,7 @@ class Host:
         manifest = msgspec.structs.replace(manifest, tags=tags)
         await self.journal.update_run(manifest)
         run = await HostRun.resumed(self, manifest, workflow)
-        if run is None:
+        if run is None or manifest.id in self.running:
             return False
         log.info("resuming run %s of %s", manifest.id, manifest.name, extra=told_of(manifest))
         self.launch(run)

@@ -17,7 +17,7 @@ from tests.integration.server.harness import Client, application, in_process, ob
 DEAD = "0badb007.4026531836.999999.1"
 
 
-async def _abandon(client: Client, run: str) -> None:
+async def _abandon(client: Client, run: str, executor: str = DEAD) -> None:
     """Make the run look as if its process had been killed."""
     host: Host = client.host
     local = host.running[run]
@@ -28,7 +28,7 @@ async def _abandon(client: Client, run: str) -> None:
     manifest = await host.journal.manifest(run)
     assert manifest is not None
     assert manifest.status == "running"
-    await host.journal.update_run(msgspec.structs.replace(manifest, tags={**manifest.tags, "executor": DEAD}))
+    await host.journal.update_run(msgspec.structs.replace(manifest, tags={**manifest.tags, "executor": executor}))
 
 
 async def test_an_abandoned_run_is_resumed_where_it_was(client: Client) -> None:
@@ -246,3 +246,15 @@ async def test_shutdown_lets_short_runs_end_and_leaves_long_ones(tmp_path: Path,
         assert (await client.ended(long))["status"] == "completed"
         types = [event["type"] for event in await client.events(long)]
         assert types == ["run.started", "node.started", "node.completed", "run.completed"]
+
+
+async def test_a_run_is_resumed_once_by_several_requests_at_once(client: Client) -> None:
+    run = await client.start("conformance-cancellable", {"delayMs": 300})
+    await asyncio.sleep(0.05)
+    await _abandon(client, run, client.host.lease.owner)  # as after a write that the store refused
+    found = await asyncio.gather(*(client.host.resume_orphans() for _ in range(4)))
+    assert sum(found) == 1
+    assert (await client.ended(run))["status"] == "completed"
+    await asyncio.sleep(0.2)
+    types = [event["type"] for event in await client.events(run)]
+    assert types == ["run.started", "node.started", "node.completed", "run.completed"]
