@@ -51,7 +51,7 @@ from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
 from antiphon.host.webhooks import ApprovalListener, Mask, PostTo, Webhooks
 from antiphon.host.wire import document_digest
-from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
+from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, keep, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeExecution, NodeFailed, Outputs, check_nodes
 from antiphon.host.workflow.runner import Replay, Runner, Stopped
@@ -520,9 +520,11 @@ class Host:
         if self.closing:
             return False
         owner, me = manifest.tags.get("executor", ""), self.lease.owner
-        if owner != me:
-            if not await is_gone(self.journal, owner) or not await take_over(self.journal, manifest.id, owner, me):
+        if owner == me:
+            if not await keep(self.journal, manifest.id, me):
                 return False
+        elif not await is_gone(self.journal, owner) or not await take_over(self.journal, manifest.id, owner, me):
+            return False
         workflow = self.workflows.get(manifest.name)
         if workflow is None:
             self._leave(manifest, "this host does not have the workflow")
@@ -551,7 +553,10 @@ class Host:
             await asyncio.sleep(_LOOK_FOR_CANCELS_S)
             for run in tuple(self.running.values()):
                 try:
-                    if await run.cancel_requested():
+                    if not await run.is_kept():
+                        log.warning("run %s was taken over by another process", run.id, extra=told_of(run.manifest))
+                        await run.leave()
+                    elif await run.cancel_requested():
                         run.cancel("cancelled by request")
                 except Exception as error:
                     log.warning("run %s could not be checked for a cancel request: %s", run.id, one_line(error))
@@ -599,6 +604,7 @@ class HostRun:
         self.app: Antiphon = host.tenant(manifest.tenant)
         self._later: list[Row] = []
         """Rows to be written with the next events."""
+        self._lapses = host.lease.lapses
         self._replaying = ReplayInvoker() if self.is_replay else None
         self.recorder: Recorder = self.app.recorder(manifest, invoker=self._replaying)
         self.models: ModelBoundary = ModelBoundary(
@@ -686,7 +692,7 @@ class HostRun:
         return rows
 
     async def _write(self, events: Sequence[tuple[WorkflowEvent, int]], over: bool) -> None:
-        if not self.host.lease.holds():
+        if not self.host.lease.holds() or not await self.is_kept():
             raise Stopped(f"this process lost its lease; run {self.id} is left to another one")
         later, self._later[:] = tuple(self._later), ()
         rows = (*later, *await self.rows_of(events))
@@ -858,6 +864,15 @@ class HostRun:
         if self.task is not None and not self.task.done():
             self.task.cancel()
             await asyncio.wait((self.task,), timeout=2.0)
+
+    async def is_kept(self) -> bool:
+        """Whether this process still executes the run: if its lease had ended, another may have taken it over."""
+        lapses = self.host.lease.lapses
+        if self._lapses != lapses:
+            if not await keep(self.host.journal, self.id, self.host.lease.owner):
+                return False
+            self._lapses = lapses
+        return True
 
     async def cancel_requested(self) -> bool:
         return await self.host.journal.read(_cancel_key(self.id)) is not None

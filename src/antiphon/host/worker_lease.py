@@ -89,6 +89,8 @@ class WorkerLease:
         self._journal = journal
         self.owner: str = f"{owner_token()}/{secrets.token_hex(4)}"
         """Identifies process and host in the manifest of every run executed here."""
+        self.lapses: int = 0
+        """How often it ended before it was renewed, so that others could take over the runs."""
         self._key = _worker_key(self.owner)
         self._version = 0
         self._until = float("-inf")
@@ -107,12 +109,17 @@ class WorkerLease:
         if isinstance(got, Existing):  # our own, taken earlier by this process
             got = await self._journal.take_over(request, got.current.version)
         if isinstance(got, Claimed):
-            self._version, self._until = got.version, asked + LEASE_MS / 1000
+            self._version = got.version
+            self._taken(asked)
+
+    def _taken(self, asked: float) -> None:
+        self.lapses += not self.holds()
+        self._until = asked + LEASE_MS / 1000
 
     async def _renew_once(self) -> None:
         asked = time.monotonic()
         if await self._journal.renew(self._key, self._version, LEASE_MS):
-            self._until = asked + LEASE_MS / 1000
+            self._taken(asked)
         else:
             await self._take()
 
@@ -155,5 +162,13 @@ async def take_over(journal: Journal, run: str, owner: str, successor: str) -> b
     if isinstance(got, Existing) and is_abandoned(got):
         got = await journal.take_over(request, got.current.version)
     if not isinstance(got, Claimed):
-        return False
+        return isinstance(got, Existing) and owner == successor and got.current.request.request_id == identity
     return await journal.settle(key, got.version, Settlement("done", LEASE_MS)) is not None
+
+
+async def keep(journal: Journal, run: str, owner: str) -> bool:
+    """Whether *owner*, whose lease had ended, still executes *run*; nobody can take it over at that moment."""
+    if not await take_over(journal, run, owner, owner):
+        return False
+    manifest = await journal.manifest(run)
+    return manifest is not None and manifest.tags.get("executor") == owner

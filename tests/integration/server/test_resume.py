@@ -258,3 +258,38 @@ async def test_a_run_is_resumed_once_by_several_requests_at_once(client: Client)
     await asyncio.sleep(0.2)
     types = [event["type"] for event in await client.events(run)]
     assert types == ["run.started", "node.started", "node.completed", "run.completed"]
+
+
+async def _pause(client: Client) -> None:
+    """As if the process had been stopped for longer than its lease."""
+    lease = client.host.lease
+    lease._until = float("-inf")
+    await client.host.journal.renew(lease._key, lease._version, 0)
+
+
+async def test_a_worker_that_was_paused_leaves_its_runs_to_the_one_that_took_them_over(
+    tmp_path: Path, folder: Path, client: Client
+) -> None:
+    run = await client.start("conformance-cancellable", {"delayMs": 900})
+    await asyncio.sleep(0.05)
+    await _pause(client)
+    async with in_process(application(tmp_path, folder)) as other:
+        assert run in other.host.running
+        await client.host.lease._renew_once()
+        assert client.host.lease.holds()
+        while run in client.host.running:
+            await asyncio.sleep(0.02)
+        while run in other.host.running:
+            await asyncio.sleep(0.02)
+        types = [event["type"] for event in await other.events(run)]
+        assert types == ["run.started", "node.started", "node.completed", "run.completed"]
+
+
+async def test_a_worker_that_was_paused_goes_on_with_the_runs_that_nobody_took_over(client: Client) -> None:
+    run = await client.start("conformance-cancellable", {"delayMs": 300})
+    await asyncio.sleep(0.05)
+    executing = client.host.running[run]
+    await _pause(client)
+    await client.host.lease._renew_once()
+    assert (await client.ended(run))["status"] == "completed"
+    assert executing.state.status == "completed"
