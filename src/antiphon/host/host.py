@@ -478,10 +478,7 @@ class Host:
 
         async def notify() -> None:
             shown, _ = self.tenant(tenant)._redactor.redact_bytes(orjson.dumps(payload))
-            try:
-                await webhooks.publish(tenant, kind, orjson.loads(shown))
-            except StoreError as error:
-                log.warning("subscribers were not notified of %s: %s", kind, error, extra={"tenant": tenant})
+            await webhooks.publish(tenant, kind, orjson.loads(shown))
 
         task = asyncio.create_task(notify(), name="antiphon-notice")
         self._notifications.add(task)

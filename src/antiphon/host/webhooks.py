@@ -124,6 +124,11 @@ class Webhooks:
             except (TypeError, KeyError) as error:
                 log.error("event %d of the webhooks cannot be read and is left out: %s", event.seq, error)
 
+    async def _refresh_if_possible(self) -> None:
+        """If the store fails, the last known subscriptions count: an event is not lost for that."""
+        with contextlib.suppress(StoreError):
+            await self._refresh()
+
     async def create(self, tenant: str, body: dict[str, Any]) -> dict[str, Any]:
         """Subscribe; the secret that signs deliveries is shown once."""
         asked = decode(body, Subscription)
@@ -172,7 +177,7 @@ class Webhooks:
 
     async def publish(self, tenant: str, kind: str, payload: Mapping[str, Any]) -> None:
         """Queue an event of the tenant rather than of a run: a decision is needed."""
-        await self._refresh()
+        await self._refresh_if_possible()
         hooks = [hook for hook in self._hooks.values() if hook.tenant == tenant]
         stamp = iso(self._clock.now_ms())
         body = to_json({"eventId": uuid7(), "type": kind, "payload": payload, "timestamp": stamp})
@@ -191,7 +196,7 @@ class Webhooks:
         return queue
 
     async def _send(self, hook: Hook, body: bytes) -> None:
-        await self._refresh()
+        await self._refresh_if_possible()
         if hook.id not in self._hooks:
             return
         secret = hook.secret.encode()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.errors import StoreUnavailable
 from antiphon.host import webhooks
 from antiphon.host.addresses import Lookup
 from antiphon.host.webhooks import Webhooks
@@ -70,3 +71,19 @@ async def test_a_queue_ends_when_another_process_deletes_its_subscription() -> N
     receiver.may_answer.set()
     await asyncio.wait((task,), timeout=5.0)
     assert (task.done(), receiver.got, other.lost) == (True, 1, 0)
+
+
+async def test_events_are_delivered_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, receiver = MemoryStore().open_async(), Receiver()
+    receiver.may_answer.set()
+    hooks = _webhooks(journal, receiver)
+    await hooks.create("default", {"url": URL})
+
+    async def failing(*where: Any, **options: Any) -> Any:
+        raise StoreUnavailable("The store restarts.")
+
+    monkeypatch.setattr(hooks._log, "read", failing)
+    await hooks.publish("default", KIND, {})
+    await asyncio.gather(*(queue.events.join() for queue in hooks._queues.values()))
+    assert (receiver.got, hooks.lost) == (1, 0)
+    await hooks.stop()
