@@ -36,7 +36,7 @@ class Loaded(NamedTuple):
     sources: Mapping[str, str]
     file: Path | None
     stamp: tuple[int, int] | None
-    """Modification time and size of the file when it was read."""
+    """Modification time and size of the file just before it was read."""
 
 
 def process_environment() -> dict[str, str]:
@@ -78,6 +78,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
         if project is None:
             return _build({}, "", None, env, "")
         path = project
+    stamp = _stamp(path)  # first: what is written while it is read is then seen as a change
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors write a byte order mark
         table = tomllib.loads(text)
@@ -89,7 +90,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
         table["store"] = _placed(store, path.parent)
         if found and test_stores.active:  # a test chooses its store itself
             table["store"] = {name: value for name, value in store.items() if name not in _STORES}
-    return _build(table, str(path), path, env, text)
+    return _build(table, str(path), path.absolute(), env, text, stamp)
 
 
 _STORES = ("url", "claims", "log")
@@ -118,7 +119,14 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return found.st_mtime_ns, found.st_size
 
 
-def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str, str], text: str) -> Loaded:
+def _build(
+    table: dict[str, Any],
+    name: str,
+    path: Path | None,
+    env: Mapping[str, str],
+    text: str,
+    stamp: tuple[int, int] | None = None,
+) -> Loaded:
     sources = {key: name for key, value in leaves(table) if not isinstance(value, Mapping)}
     try:
         config = msgspec.convert(table, Config)
@@ -143,7 +151,7 @@ def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str
         except UnicodeError:
             raise ConfigError(f"{variable} is not valid UTF-8.", path=variable) from None
         sources[key] = f"environment {variable}"
-    return Loaded(config, sources, path, None if path is None else _stamp(path))
+    return Loaded(config, sources, path, stamp)
 
 
 @cache

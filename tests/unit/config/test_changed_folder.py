@@ -77,3 +77,28 @@ def test_a_relative_state_folder_stays_that_of_the_store(
     send.once("o-1")(order="o-1")
     assert list(after.iterdir()) == []
     assert (before / "state" / "antiphon.db").is_file()
+
+
+@pytest.mark.parametrize("elsewhere", ["", "[gateway]\nenabled = true\n"], ids=["none", "another"])
+def test_changes_of_the_configuration_are_followed(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, elsewhere: str
+) -> None:
+    before, after = folders
+    file = before / "antiphon.toml"
+    file.write_text("[gateway]\nenabled = true\n")
+    gateway = Gateway(store="memory:", config="antiphon.toml")
+    calls: list[str] = []
+
+    @gateway.tool(idempotent=True, reuse="session")
+    def look_up(name: str) -> str:
+        calls.append(name)
+        return name.upper()
+
+    assert [look_up("ada"), look_up("ada")] == ["ADA", "ADA"]
+    monkeypatch.chdir(after)
+    if elsewhere:
+        (after / "antiphon.toml").write_text(elsewhere)
+    file.write_text("[gateway]\nenabled = false  # incident 4711\n")
+    gateway.reload()
+    assert [look_up("ada"), look_up("ada")] == ["ADA", "ADA"]
+    assert len(calls) == 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,3 +108,19 @@ def test_text_that_is_no_unicode_is_an_error_of_the_configuration() -> None:
         load({}, {"ANTIPHON_GATEWAY_TENANT": "a\udcff"})
     with pytest.raises(ConfigError, match="not valid Unicode"):
         load({"gateway": "\ud800"}, {})
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "antiphon.toml"
+    file.write_text("")  # an editor empties the file before it writes it
+    read = tomllib.loads
+
+    def written_meanwhile(text: str) -> dict[str, Any]:
+        file.write_text("[gateway]\nenabled = false\n")
+        return read(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tomllib, "loads", written_meanwhile)
+        loaded = load(file, {})
+    assert changed(loaded)
+    assert load(file, {}).config.gateway.enabled is False
