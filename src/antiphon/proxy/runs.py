@@ -23,7 +23,7 @@ from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayBlocked
 from antiphon.ops import side_effects
 from antiphon.ops.app import Antiphon
 from antiphon.ops.execution import watched
-from antiphon.ops.runs import all_runs, find_run, load_recording
+from antiphon.ops.runs import all_runs, find_run, learn_values, load_recording
 from antiphon.ports import Answer, Invocation
 from antiphon.proxy.clients import Refused
 from antiphon.proxy.costs import Estimates
@@ -296,6 +296,7 @@ class Runs:
         invoker: RecordedFirst | None = None
         recording = None if earlier is None else load_recording(app, earlier)
         if recording is not None:
+            learn_values(app, recording.manifest, run._recorder.redactor.pseudonyms)
             reviewed = _reviewed(recording.manifest.entry)
             run.scope.invoker = invoker = RecordedFirst(recording, realtime=self._realtime, reviewed=reviewed)
         opened = OpenRun(name, mode, run, recording, invoker=invoker)

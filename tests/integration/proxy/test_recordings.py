@@ -213,6 +213,22 @@ def test_record_new_asks_again_for_what_has_no_outcome(app: Antiphon, desk: Desk
     assert (provider.requests, desk.charged["A1"]) == (2, 2)
 
 
+def test_record_new_masks_what_the_earlier_run_masked(app: Antiphon) -> None:
+    def written() -> str:
+        return str([event.payload for run in app.journal.runs(tenant=app.tenant) for event in app.events(run.id)])
+
+    with FakeProvider(lambda _: Reply("no news")) as provider:
+        with serving(app, models=provider.url) as served:
+            _chat(served, metadata={"password": "wintergreen-47"})
+        assert "wintergreen-47" not in written()
+        with serving(app, "record-new", models=provider.url) as served:
+            asked = [{"role": "user", "content": "Is wintergreen-47 still right?"}]
+            assert _chat(served, messages=asked).headers["antiphon-source"] == "live"
+    assert provider.bodies[-1]["messages"] == asked
+    assert "still right?" in written()
+    assert "wintergreen-47" not in written()
+
+
 def test_a_stream_that_outlasts_its_run_is_recorded_to_its_end(app: Antiphon) -> None:
     body = {**_CHAT[1], "stream": True}
     with FakeProvider([Reply("one two three", pause=0.1)]) as provider, serving(app, models=provider.url) as served:
