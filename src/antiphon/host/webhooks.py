@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -158,7 +159,7 @@ class Webhooks:
 
     async def list(self, tenant: str) -> list[dict[str, Any]]:
         await self._refresh(at_once=True)
-        return [hook.to_wire() for hook in self._hooks.values() if hook.tenant == tenant]
+        return [hook._replace(url=_shown(hook.url)).to_wire() for hook in self._hooks.values() if hook.tenant == tenant]
 
     # -- delivering --------------------------------------------------------------------------------------------------
 
@@ -220,6 +221,12 @@ class Webhooks:
             await asyncio.sleep(_PAUSE_S * 4**attempt)
         self.lost += 1
         log.warning("webhook %s: an event was not delivered: %s", hook.id, said, extra=_of(hook))
+
+
+def _shown(url: str) -> str:
+    """An address without the parts that may hold secrets: credentials, query and fragment."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def _of(hook: Hook) -> dict[str, str]:

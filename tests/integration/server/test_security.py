@@ -224,6 +224,13 @@ async def test_metrics_need_a_key_on_a_public_address(tmp_path: Path, folder: Pa
         assert (await client.get("/metrics", headers={"Authorization": ""})).status_code == 401
 
 
+async def test_metrics_need_a_key_under_a_foreign_host_name(client: Client) -> None:
+    foreign = {"Host": "evil.example:8321"}
+    assert (await client.get("/metrics", headers=foreign)).status_code == 200
+    assert (await client.get("/metrics", headers={**foreign, "Authorization": ""})).status_code == 401
+    assert (await client.get("/metrics", headers={"Host": "localhost", "Authorization": ""})).status_code == 200
+
+
 def _serve(tmp_path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from antiphon.cli import main; raise SystemExit(main())", "serve", *words]
     env = {"PATH": "/usr/bin:/bin", "ANTIPHON_HOME": str(tmp_path / "state"), **environment}

@@ -96,6 +96,15 @@ async def test_only_the_asked_for_events(client: Client, receiver: tuple[str, li
     assert [json.loads(body)["type"] for _, body in got] == ["run.completed"]
 
 
+async def test_the_list_shows_no_query_of_an_address(client: Client, receiver: tuple[str, list[Delivery]]) -> None:
+    url, got = receiver
+    made = (await client.post("/v1/webhooks", json={"url": f"{url}?token=wintergreen#part"})).json()
+    [listed] = (await client.get("/v1/webhooks")).json()["webhooks"]
+    assert listed == {"webhookId": made["webhookId"], "url": url, "events": []}
+    await client.run("conformance-noop")
+    await _arrived(got, 1)
+
+
 @pytest.mark.parametrize(
     "url",
     [
