@@ -37,6 +37,7 @@ from antiphon.host.http.endpoint import (
     choice,
     error,
     failure,
+    host_name,
     idempotency_key,
     idempotent,
     integer,
@@ -120,10 +121,10 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """``GET /metrics``: open on a loopback address, with a key elsewhere."""
+    """``GET /metrics``: open on a loopback address and under its name (against DNS rebinding), with a key elsewhere."""
     host: Host = request.app.state.host
     try:
-        if not is_loopback(str(request.app.state.bind)):
+        if not (is_loopback(str(request.app.state.bind)) and is_loopback(host_name(request.headers))):
             await authenticate(host, request)
         text = request.app.state.counters.render() + await host.metrics()
     except Exception as problem:
