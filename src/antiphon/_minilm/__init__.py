@@ -46,10 +46,10 @@ def model_folder(environment: Mapping[str, str] | None = None) -> Path:
     variables = os.environ if environment is None else environment
     models = variables.get("ANTIPHON_MODELS")
     if models:
-        return Path(models) / MODEL
+        return Path(models).expanduser() / MODEL
     home = variables.get("ANTIPHON_HOME")
     if home:
-        return Path(home) / "models" / MODEL
+        return Path(home).expanduser() / "models" / MODEL
     cache = variables.get("XDG_CACHE_HOME")
     base = Path(cache) if cache else Path.home() / ".cache"
     return base / "antiphon" / "models" / MODEL

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from antiphon.config.model import Config
-from antiphon.config.place import FILE_NAME, project_file, test_stores
+from antiphon.config.place import FILE_NAME, in_home, project_file, test_stores
 from antiphon.contract._base import Section
 from antiphon.errors import ConfigError
 
@@ -71,7 +71,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
         _warn_of_unknown(env)
     if isinstance(source, Mapping):
         return _build(dict(source), "given mapping", None, env, "")
-    path = Path(source if source is not None else env.get("ANTIPHON_CONFIG") or FILE_NAME)
+    path = Path(source if source is not None else in_home(env.get("ANTIPHON_CONFIG") or FILE_NAME))
     found = source is None and not env.get("ANTIPHON_CONFIG")
     if found and not path.is_file():
         project = project_file()
@@ -94,6 +94,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
 
 
 _STORES = ("url", "claims", "log")
+_PATHS = {"store": ("seal_key_file",), "artifacts": ("folder",), "host": ("workflows", "agents", "tools")}
 
 
 def _placed(store: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def _placed(store: dict[str, Any], folder: Path) -> dict[str, Any]:
     for name in _STORES:
         url = store.get(name)
         if isinstance(url, str) and url.startswith("sqlite:///") and url[10:11] not in ("/", ":", ""):
-            placed[name] = f"sqlite:///{folder.absolute() / url.removeprefix('sqlite:///')}"
+            placed[name] = f"sqlite:///{folder.absolute() / in_home(url.removeprefix('sqlite:///'))}"
     return placed
 
 
@@ -151,7 +152,22 @@ def _build(
         except UnicodeError:
             raise ConfigError(f"{variable} is not valid UTF-8.", path=variable) from None
         sources[key] = f"environment {variable}"
-    return Loaded(config, sources, path, stamp)
+    return Loaded(_in_home(config), sources, path, stamp)
+
+
+def _in_home(config: Config) -> Config:
+    """The configuration with the home folder in place of ``~`` in its paths; store URLs are read when they are used."""
+    for section, names in _PATHS.items():
+        values = getattr(config, section)
+        paths = {name: _path(getattr(values, name)) for name in names}
+        config = msgspec.structs.replace(config, **{section: msgspec.structs.replace(values, **paths)})
+    return config
+
+
+def _path(value: str | tuple[str, ...] | None) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(in_home, value))
+    return value and in_home(value)
 
 
 @cache

@@ -38,7 +38,7 @@ def state_place() -> Place:
     """Where state is kept (not created)."""
     given = os.environ.get("ANTIPHON_HOME")
     if given:
-        return Place(Path(given).absolute(), None)
+        return Place(Path(in_home(given)).absolute(), None)
     start = _start()
     project = _project(start)
     if project is None:
@@ -54,6 +54,11 @@ def state_place() -> Place:
         if (folder / FOLDER / DATABASE).is_file():
             return Place(folder / FOLDER, project, is_legacy=True)
     return Place(own, project)
+
+
+def in_home(path: str) -> str:
+    """A configured path, with the home folder in place of a leading ``~``."""
+    return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser fails where there is no home folder
 
 
 def project_file() -> Path | None:

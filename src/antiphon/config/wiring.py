@@ -18,7 +18,7 @@ from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._late import LateRedactor
 from antiphon.config.load import Loaded, changed, load, process_environment
 from antiphon.config.model import ArtifactsSection, Config
-from antiphon.config.place import DATABASE, Place, state_place, test_stores
+from antiphon.config.place import DATABASE, Place, in_home, state_place, test_stores
 from antiphon.contract._base import Section
 from antiphon.contract.spec import POLICIES
 from antiphon.decide.loop import LoopPolicy
@@ -161,7 +161,7 @@ def _open_sqlite(url: str, setting: str) -> Store:
             if not options["busy_timeout"].replace(".", "", 1).isdecimal():
                 raise InvalidInput("busy_timeout must be a number of seconds.")
             options["busy_timeout"] = float(options["busy_timeout"])
-        return SQLiteStore(Path(path.removeprefix("///")), **options)
+        return SQLiteStore(Path(in_home(path.removeprefix("///"))), **options)
     except InvalidInput as error:
         raise ConfigError(f"{setting}: {error.message}", hint=error.hint, path=setting) from None
 

@@ -13,8 +13,9 @@ import pytest
 
 from antiphon.config import place
 from antiphon.config.load import load
-from antiphon.config.wiring import ensure_home, store_of
+from antiphon.config.wiring import ensure_home, open_store, store_of
 from antiphon.errors import ConfigError
+from antiphon.similarity import model_folder
 
 Start = Callable[[str], None]
 
@@ -183,6 +184,37 @@ def test_the_configuration_of_the_project_is_found_and_names_files_from_its_own_
         urls.add(store_of(load(None, {}).config).url)
     assert len(urls) == 1
     assert str(repo / "claims.db") in urls.pop()
+
+
+def test_a_tilde_in_a_path_is_the_home_folder(tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start("")
+    monkeypatch.chdir(tree / "elsewhere")
+    monkeypatch.setenv("ANTIPHON_HOME", "~/state")
+    assert home() == tree / "home/state"
+    assert model_folder() == tree / "home/state/models/minilm-l6-v2"
+    assert model_folder({"ANTIPHON_MODELS": "~/models"}) == tree / "home/models/minilm-l6-v2"
+    file = tree / "home/antiphon.toml"
+    file.write_text("""
+        [store]
+        url = "sqlite:///~/claims.db"
+        log = "sqlite:///~runs.db"
+        seal_key_file = "~/seal-key"
+        [artifacts]
+        folder = "~/exports"
+        [host]
+        agents = ["~/agents.py:main", "package.module:main"]
+    """)
+    monkeypatch.setenv("ANTIPHON_CONFIG", "~/antiphon.toml")
+    monkeypatch.setenv("ANTIPHON_WORKFLOWS", "~/workflows")
+    config = load().config
+    assert config.store.log == f"sqlite:///{tree}/home/~runs.db"  # no user has that name
+    assert config.store.url is not None
+    assert open_store(config.store.url).url == f"sqlite:///{tree}/home/claims.db"
+    assert open_store("sqlite:///~/claims.db").url == f"sqlite:///{tree}/home/claims.db"
+    assert config.store.seal_key_file == f"{tree}/home/seal-key"
+    assert config.artifacts.folder == f"{tree}/home/exports"
+    assert config.host.workflows == f"{tree}/home/workflows"
+    assert config.host.agents == (f"{tree}/home/agents.py:main", "package.module:main")
 
 
 PROGRAM = """
