@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -19,6 +20,7 @@ from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
 from antiphon.adapters import _mcp
 from antiphon.adapters._calls import ToolAnswer
+from antiphon.contract.spec import DidNotHappen
 from antiphon.errors import AntiphonError, ReplayMiss
 from antiphon.ops.app import Antiphon
 from antiphon.proxy.clients import Refused
@@ -93,6 +95,10 @@ class StdioProxy:
         """The progress token of a request, and what records the messages preceding its answer."""
         self._calls: dict[Any, tuple[asyncio.Task[None], asyncio.Event]] = {}
         """Guarded calls until they are answered, each with the event that is set once it has been sent."""
+        self._equal: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Held by a call without identity that may need approval, so that no equal one shares its approval."""
+        self._has_ended = False
+        """Whether the server takes no more calls."""
 
     async def serve(self, command: Sequence[str], lines: asyncio.Queue[bytes | None]) -> tuple[int, dict[str, Any]]:
         """Forward messages until the client closes its end; return the server's exit code and a report."""
@@ -161,6 +167,7 @@ class StdioProxy:
             os.killpg(self._process.pid, number)
 
     async def _settle(self) -> None:
+        self._has_ended = True
         for future in self._waiting.values():
             _fail_waiting(future, ConnectionResetError("The server ended without an answer."))
         if self._calls:
@@ -237,7 +244,10 @@ class StdioProxy:
         place = f"{self._scope}:{spec.name}"
         equal = f"{place}:{digest_of({name: value for name, value in asked.params.items() if name != '_meta'})}"
         own = None if named is None else hashlib.sha256(named.encode()).hexdigest()  # it may be anything, even a secret
-        key = f"{place}:{own}" if own is not None else self._guard.unapproved_key(equal) or f"{place}:{uuid7()}"
+        turn: asyncio.Lock | None = None
+        if own is None and spec.approve is not None:
+            turn = self._equal.setdefault(equal, asyncio.Lock())
+        waits = turn is not None and turn.locked()
         begun = asyncio.Event()
         heard: list[tuple[bytes, Any]] = []
         origin, scope = AnswerOrigin(), None if self._run is None else self._run.scope
@@ -247,6 +257,8 @@ class StdioProxy:
             notices = Notifications()
             self._note_for(asked, notices.add)
             try:
+                if self._has_ended:
+                    raise DidNotHappen("The server has ended.")
                 await self._send(line)
                 begun.set()
                 heard.append(await future)
@@ -256,7 +268,8 @@ class StdioProxy:
                 await notices.write()
             return value_of(heard[0][1])
 
-        async def call() -> None:
+        async def make() -> None:
+            key = f"{place}:{own}" if own is not None else self._guard.unapproved_key(equal) or f"{place}:{uuid7()}"
             try:
                 given: ToolAnswer | None = None
                 failed: BaseException | None = None
@@ -279,11 +292,18 @@ class StdioProxy:
                     self._reply({"id": asked.id, **answer})
             except (AntiphonError, Refused) as error:
                 self._fail(asked, error)
+
+        async def call() -> None:
+            try:
+                async with turn or contextlib.nullcontext():
+                    await make()
             finally:
                 begun.set()
                 del self._calls[asked.id]
 
         self._calls[asked.id] = asyncio.ensure_future(call()), begun
+        if waits:  # for an equal call, which may take long
+            return
         with contextlib.suppress(TimeoutError):  # keep the order of messages to the server
             async with asyncio.timeout(_ORDER_S):
                 await begun.wait()

@@ -185,3 +185,68 @@ def test_a_server_on_stdio_is_asked_once_a_person_has_agreed(app: Antiphon, tmp_
     assert (made["id"], made["result"]) == (1, {"content": []})
     _asked(after)
     assert effects.read_text() == "x"
+
+
+def test_one_approval_on_stdio_is_for_one_of_two_equal_calls(app: Antiphon, tmp_path: Path) -> None:
+    """Also if both are under way at once."""
+    effects = tmp_path / "effects"
+    program = (
+        "import json, sys, time\n"
+        "for line in sys.stdin:\n"
+        f"    open({str(effects)!r}, 'a').write('x')\n"
+        "    time.sleep(0.5)\n"
+        "    answer = {'jsonrpc': '2.0', 'id': json.loads(line)['id'], 'result': {'content': []}}\n"
+        "    print(json.dumps(answer), flush=True)\n"
+    )
+
+    def call(number: int) -> bytes:
+        params = {"name": "charge", "arguments": {"order": "A1"}}
+        return json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}).encode() + b"\n"
+
+    async def session() -> None:
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        wrapped = StdioProxy(
+            app, "desk", tools=("charge:approve",), write=lambda line: told.put_nowait(json.loads(line))
+        )
+        serving = asyncio.ensure_future(wrapped.serve([sys.executable, "-c", program], lines))
+        approved = ""
+        for number in (0, 2):
+            lines.put_nowait(call(number))
+            lines.put_nowait(call(number + 1))
+            first, second = await told.get(), await told.get()
+            if number:
+                assert (first["id"], first["result"]) == (2, {"content": []})
+                assert (second["id"], _asked(second) != approved) == (3, True)
+            else:
+                approved = _asked(first)
+                assert _asked(second) == approved
+                await asyncio.to_thread(app.approvals("grace").decide, approved, "approve")
+        lines.put_nowait(None)
+        await serving
+
+    asyncio.run(session())
+    assert effects.read_text() == "x"
+
+
+def test_a_call_on_stdio_that_waits_for_an_equal_one_is_not_made_once_the_server_has_ended(app: Antiphon) -> None:
+    policies = {"shop": {"version": "1", "not_one_of": {"order": ["A1"]}}}
+    ruled = Antiphon({"approvals": {"policies": policies}}, store=app.store)
+    told: list[dict[str, Any]] = []
+
+    async def session() -> None:
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        for number in range(2):
+            params = {"name": "charge", "arguments": {"order": "A1"}}
+            call = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+            lines.put_nowait(json.dumps(call).encode() + b"\n")
+        wrapped = StdioProxy(
+            ruled, "desk", tools=("charge:approve=shop",), write=lambda line: told.append(json.loads(line))
+        )
+        await wrapped.serve([sys.executable, "-c", "import sys; sys.stdin.readline()"], lines)
+
+    asyncio.run(session())
+    assert [(one["id"], one["result"]["_meta"]["dev.antiphon/outcome"]) for one in told] == [
+        (0, "outcome_unknown"),
+        (1, "error"),
+    ]
