@@ -232,7 +232,7 @@ class Proxy:
             await self._forward(request, transport, receive, answer)
         finally:
             if run.estimates is not None and answer.status is not None and answer.status < 400:
-                run.estimates.charge(charged, answer.captured_body)
+                run.estimates.charge(charged, _decoded(answer.captured_body, answer.encoding))
 
     async def _client(self, named: Mapping[str, str]) -> str:
         """Authenticate the client: by key, or as any local client if keys are not required."""
@@ -438,6 +438,16 @@ def _resuming(request: Request, after: str) -> Request:
     headers = [(name, value) for name, value in request.headers if name.lower() not in left_out]
     headers += [(b"accept", b"text/event-stream"), (b"last-event-id", after.encode("latin-1"))]
     return request._replace(method="GET", headers=headers, body=b"")
+
+
+def _decoded(chunks: list[bytes], encoding: str) -> list[bytes]:
+    """A body without its content encoding, which a server may use although nobody asked for it."""
+    if not encoding:
+        return chunks
+    try:
+        return [httpx.Response(200, headers={"content-encoding": encoding}, content=b"".join(chunks)).content]
+    except httpx.DecodingError:
+        return chunks
 
 
 def _not_sent(refusal: Refusal) -> Exception:

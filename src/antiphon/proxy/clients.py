@@ -101,6 +101,8 @@ class Reply:
         """The run that it belongs to, if any."""
         self.status: int | None = None
         """Of the response that has begun."""
+        self.encoding: str = ""
+        """Its ``Content-Encoding``, once it has begun."""
         self.captured_body: list[bytes] | None = None
         """The chunks passed on, if they are kept."""
         self.mcp: bytes | None = None
@@ -112,6 +114,7 @@ class Reply:
         if length is not None and "transfer-encoding" not in named and status not in _BODILESS:
             headers.append((b"content-length", length.encode()))
         self.status = status
+        self.encoding = b", ".join(value for name, value in headers if name == b"content-encoding").decode("latin-1")
         await self._send({"type": "http.response.start", "status": status, "headers": headers + self.headers})
 
     @property

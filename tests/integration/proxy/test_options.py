@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -197,6 +198,22 @@ def test_a_request_that_is_not_recorded_is_not_free_either(app: Antiphon, case: 
         assert (over.status_code, over.headers.get("antiphon-error")) == ((429, "cost_limit") if cost else (500, None))
         if "gemini" not in case:
             assert "has no price" in httpx.post(url, json={**body, "model": "other"}, timeout=60).text
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "gzip, broken", "gzip, cut"])
+def test_a_compressed_answer_that_nobody_asked_for_is_counted(app: Antiphon, encoding: str) -> None:
+    name, _, how = encoding.partition(", ")
+    data = json.dumps({**_PIECE, "usage": _USAGE}).encode()
+    packed = zlib.compress(data) if name == "deflate" else gzip.compress(data)
+    packed = {"broken": packed[:9] + bytes(20), "cut": packed[:-8]}.get(how, packed)
+    reply = Reply(raw=packed, headers=(("content-encoding", name),))
+    with FakeProvider(lambda _: reply) as provider, serving(_limited(app, 100.0), models=provider.url) as served:
+        body = {"model": "fake-1", "input": "text"}
+        with httpx.stream("POST", f"{served.at('orders')}/v1/completions", json=body, timeout=60) as answer:
+            assert b"".join(answer.iter_raw()) == packed
+        assert provider.sent_headers[0]["accept-encoding"] == "identity"
+        cost = httpx.get(f"{served.url}/run/orders", timeout=60).json()["cost"]
+    assert cost == (9 if how == "broken" else 12)  # what cannot be read counts as its request
 
 
 def test_a_deadline_ends_the_wait_for_a_model(app: Antiphon) -> None:
