@@ -201,12 +201,14 @@ class ReservedRun:
         if now - self._read_at < at_most_every_s:
             return found
         self._read_at = now
-        while batch := await self._journal.events(self._run, start=self._next):
-            if self._next == 0 and not await self._is_ours():
+        start = self._next
+        while batch := await self._journal.events(self._run, start=start):
+            if start == 0 and not await self._is_ours():
                 log.error("the run %s comes from a file or another tenant: its content is ignored", self._run)
                 return []
-            self._next = batch[-1].seq + 1
+            start = batch[-1].seq + 1
             found += batch
+        self._next = max(self._next, start)  # only now: if the store fails, all of them are read again
         return found
 
     async def _is_ours(self) -> bool:

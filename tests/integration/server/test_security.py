@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.routing import Route
 
+from antiphon.errors import StoreUnavailable
 from antiphon.host.api_keys import HOST_TENANT, KeyRing
 from antiphon.host.http.app import create, routes
 from tests.integration.server.harness import Client, application, in_process
@@ -173,6 +174,29 @@ async def test_a_revoked_key_is_refused(client: Client) -> None:
     assert (await client.get("/v1/runs", headers={"Authorization": "", "X-API-Key": token})).status_code in (200, 401)
     await ring.revoke(key.id)
     assert (await client.get("/v1/runs", headers=headers)).status_code == 401
+
+
+async def test_a_revocation_is_not_lost_if_the_store_fails_while_it_is_read(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, key = await client.host.keys.create(role="read", tenant="default")
+    journal, clock = client.host.journal, client.host.app.clock
+    other = KeyRing(journal, clock, default_tenant="default")  # of another process
+    assert await other.find(token) is not None
+    await client.host.keys.revoke(key.id)
+    read, done = journal.events, []
+
+    async def fails_after_the_first_read(*wanted: Any, **more: Any) -> Any:
+        done.append(wanted)
+        if len(done) == 2:
+            raise StoreUnavailable("connection lost")
+        return await read(*wanted, **more)
+
+    monkeypatch.setattr(journal, "events", fails_after_the_first_read)
+    with pytest.raises(StoreUnavailable):
+        await other.refresh(0.0)
+    await other.refresh(0.0)
+    assert await other.find(token) is None
 
 
 async def test_a_header_for_those_who_cannot_send_bearer(client: Client) -> None:
