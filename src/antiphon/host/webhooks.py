@@ -116,6 +116,8 @@ class Webhooks:
                 if event.type == "hook.created":
                     hook = Hook(**event.payload)
                     self._hooks[hook.id] = hook
+                    if hook.id in self._queues:
+                        self._queues[hook.id].hook = hook
                 else:
                     gone = str(event.payload["id"])
                     self._hooks.pop(gone, None)
@@ -130,19 +132,18 @@ class Webhooks:
         with contextlib.suppress(StoreError):
             await self._refresh()
 
-    async def create(self, tenant: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Subscribe; the secret that signs deliveries is shown once."""
+    async def create(self, tenant: str, body: dict[str, Any], name: str) -> dict[str, Any]:
+        """Subscribe under the id *name*, also again; the secret that signs deliveries is shown once."""
         asked = decode(body, Subscription)
         events = asked.events if asked.events is not None else asked.event_types
         await self._refresh(at_once=True)
-        if sum(hook.tenant == tenant for hook in self._hooks.values()) >= self._most:
+        if sum(hook.tenant == tenant and hook.id != name for hook in self._hooks.values()) >= self._most:
             raise TooManyWebhooks(
                 f"This tenant has {self._most} webhooks, as many as it may have ([host] tenant_webhooks).",
                 hint="Delete one: DELETE /v1/webhooks/{webhookId}.",
             )
         url = (await self._lookup.target(tenant, asked.url)).url
         secret = asked.secret or secrets.token_urlsafe(32)
-        name = uuid7()
         kept = secret if self._sealer is None else self._sealer.seal(secret.encode(), context=name.encode())
         hook = Hook(name, tenant, url, events, kept, self._clock.now_ms())
         await self._log.append("hook.created", hook._asdict())

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from antiphon.errors import StoreUnavailable
 from tests.integration.server.harness import Client, application, in_process
 from tests.unit.gateway.kit import envelope
 
@@ -161,6 +162,34 @@ async def test_a_repeated_subscription_does_not_show_or_keep_the_secret(
     for file in tmp_path.rglob("*"):
         if file.is_file():
             assert first.json()["secret"].encode() not in file.read_bytes()
+
+
+async def test_a_subscription_whose_answer_was_lost_is_not_made_twice(
+    client: Client, receiver: tuple[str, list[Delivery]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, got = receiver
+    append = client.host.journal.append
+
+    async def loses_the_answer(*rows: Any) -> None:
+        await append(*rows)
+        raise StoreUnavailable("connection lost")
+
+    asked: dict[str, Any] = {"json": {"url": url}, "headers": {"Idempotency-Key": "hook-1"}}
+    with monkeypatch.context() as patch:
+        patch.setattr(client.host.journal, "append", loses_the_answer)
+        assert (await client.post("/v1/webhooks", **asked)).status_code == 503
+    assert len((await client.get("/v1/webhooks")).json()["webhooks"]) == 1
+    await client.run("conformance-noop")
+    await _arrived(got, 4)
+    made = (await client.post("/v1/webhooks", **asked)).json()
+    [listed] = (await client.get("/v1/webhooks")).json()["webhooks"]
+    assert listed["webhookId"] == made["webhookId"]
+    await client.run("conformance-noop")
+    await _arrived(got, 8)
+    headers, body = got[-1]
+    signed = f"{headers['openwop-timestamp']}.".encode() + body
+    expected = hmac.new(made["secret"].encode(), signed, hashlib.sha256).hexdigest()
+    assert headers["openwop-signature"] == f"v1={expected}"  # by the secret that the client has got
 
 
 async def test_a_subscriber_is_told_when_a_person_is_needed(

@@ -52,7 +52,7 @@ async def test_only_2xx_accepts_an_event(status: int) -> None:
     receiver = Receiver(status)
     receiver.may_answer.set()
     hooks = _webhooks(MemoryStore().open_async(), receiver)
-    await hooks.create("default", {"url": URL})
+    await hooks.create("default", {"url": URL}, "hook-1")
     await hooks.publish("default", KIND, {})
     await asyncio.gather(*(queue.events.join() for queue in hooks._queues.values()))
     assert (receiver.got, hooks.lost) == ((1, 0) if status < 300 else (3, 1))
@@ -62,7 +62,7 @@ async def test_only_2xx_accepts_an_event(status: int) -> None:
 async def test_a_queue_ends_when_another_process_deletes_its_subscription() -> None:
     journal, receiver = MemoryStore().open_async(), Receiver()
     one, other = _webhooks(journal, receiver), _webhooks(journal, receiver)
-    made: dict[str, Any] = await one.create("default", {"url": URL})
+    made: dict[str, Any] = await one.create("default", {"url": URL}, "hook-1")
     for _ in range(3):
         await other.publish("default", KIND, {})
     await receiver.asked.wait()

@@ -413,7 +413,7 @@ def _webhooks(host: Host) -> Webhooks:
 @mutation
 async def create_webhook(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
     """``POST /v1/webhooks``."""
-    return Reply(201, await _webhooks(host).create(principal.tenant, body), unkept=("secret",))
+    return Reply(201, await _webhooks(host).create(principal.tenant, body, new), unkept=("secret",))
 
 
 async def list_webhooks(request: Request, host: Host, principal: Principal) -> Response:
