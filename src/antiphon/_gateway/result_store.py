@@ -105,11 +105,14 @@ class ResultStore:
         """Arguments for the claim *key* while it is in flight: sealed if possible, which costs less than masking.
 
         As they were given, and not as the key was made from them (there 10.0 is 10): ``reconcile`` may need them. They
-        are masked when an operator views them; without a seal key, or if they are large, here.
+        are masked when an operator views them; without a seal key, or if they are large, here. Those with a secret that
+        only the run knows are followed by a line for operators, in which it is masked.
         """
         try:
-            sealer, data = self._sealer(), _written(arguments)
+            sealer, data, known = self._sealer(), _written(arguments), self._masks and _of_run()
             if sealer is not None and len(data) <= _NOTED:
+                if known and known.pseudonyms.occurs(data.decode()):
+                    data = b"%b\n%b" % (data, masked(data, known, None).encode())
                 return str(sealer.seal(data, key.encode()))
         except Exception:  # noqa: S110 - whatever the classes of the arguments raise, or a key file nobody can read
             pass

@@ -52,6 +52,7 @@ _SCAN = 10_000
 _SCAN_NAMES = 100_000
 _LONGEST_REASON = 500
 _FINGERPRINT = 16
+_HIDDEN = "(sealed: it holds a secret that only its run knows)"
 _KEY = 64
 
 
@@ -229,14 +230,17 @@ class Admin:
         """The record with its arguments and key unsealed, or masked as an operator may see them."""
         key = self._unsealed(record, record.idempotency_key)
         given = record.idempotency_key if key is None else key.decode()
-        record = msgspec.structs.replace(record, idempotency_key=self._sanitized(given) if masks else given)
+        if masks:
+            hides = key is not None and self._redactor.redact(given) == given
+            given = _HIDDEN if hides else self._sanitized(given)
+        record = msgspec.structs.replace(record, idempotency_key=given)
         if record.arguments is UNSET:
             return record
         _, sealed = split_note(record.arguments)
         if not sealed.startswith("s2."):
             return msgspec.structs.replace(record, arguments=sealed)
-        data = self._unsealed(record, sealed) or b""
-        arguments = masked(data, self._redactor) if masks else data.decode()
+        data, _, shown = (self._unsealed(record, sealed) or b"").partition(b"\n")
+        arguments = masked(shown or data, self._redactor) if masks else data.decode()
         return msgspec.structs.replace(record, arguments=arguments)
 
     def _unsealed(self, record: DedupeRecord, sealed: str) -> bytes | None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from antiphon import Antiphon, CallContext, DidNotHappen
+from antiphon import Antiphon, CallContext, DidNotHappen, Happened
+from antiphon._drive import drive
 from antiphon.ops.admin import Admin
 from antiphon.stores import SQLiteStore
 
@@ -114,6 +115,35 @@ def test_a_result_that_repeats_a_secret_of_its_run_is_sealed(tool: str, tmp_path
         assert len(made) == 1
     for file in tmp_path.iterdir():
         assert WORD.encode() not in file.read_bytes(), file
+
+
+def test_claims_show_no_secret_that_only_their_run_knows(tmp_path: Path) -> None:
+    app = Antiphon({"telemetry": {"logs": False}}, store=SQLiteStore(tmp_path / "a.db"))
+    journal, admin, shown, asked = app.journal, Admin(app), [], []
+
+    def was_it_noted(params: dict[str, Any]) -> Happened:
+        asked.append(params)
+        return Happened("yes")
+
+    @app.gateway.tool(idempotent=False)
+    def login(user: str, password: str) -> str:
+        return "open"
+
+    @app.gateway.tool(idempotent=False, key="text", reconcile=was_it_noted)
+    def note(text: str) -> str:
+        [running] = drive(admin.claims(state="inflight"))
+        journal.renew(running["key"], running["version"], 0)  # as if its worker were lost
+        shown.extend([running, *drive(admin.claims(state="unknown")), *drive(admin.evidence(app.gateway.tools))])
+        return "saved"
+
+    def code() -> None:
+        login("bob", password=WORD)
+        note(f"bob has {WORD} here")
+
+    app.record(code)
+    assert asked == [{"text": f"bob has {WORD} here"}]
+    assert [claim["arguments"].startswith('{"text":"bob has ') for claim in shown] == [True] * 3
+    assert WORD not in str(shown)
 
 
 def _as_list(result: Any) -> list[str]:
