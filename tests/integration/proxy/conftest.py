@@ -11,5 +11,5 @@ from antiphon import Antiphon
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Antiphon:
-    monkeypatch.setenv("ANTIPHON_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "state"))
     return Antiphon(store=f"sqlite:///{tmp_path / 'proxy.db'}")
