@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import pytest
 
 from antiphon import Antiphon
 from antiphon.proxy.stdio import StdioProxy
+from tests.integration.proxy import web
 from tests.integration.proxy.harness import Served, serving
 
 _CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge", "arguments": {"order": "A1"}}}
@@ -142,7 +142,7 @@ def test_a_write_goes_on_and_its_answer_waits_for_the_call_to_come_again(app: An
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         upstream.sendall(head % len(data) + data)
         upstream.close()
-        again = httpx.post(f"{served.at('left', 'desk')}/mcp", json={**_CALL, "id": 2}, timeout=60).json()
+        again = web.post(f"{served.at('left', 'desk')}/mcp", json={**_CALL, "id": 2}).json()
         assert again == {**result, "id": 2}
         assert asked.empty()
 
@@ -155,7 +155,7 @@ def test_a_call_that_its_client_cancelled_is_unknown_and_is_not_made_again(app: 
     with _upstream() as (url, asked), serving(app, mode, mcp=url) as served, ThreadPoolExecutor() as pool:
 
         def post(message: dict[str, Any], more: dict[str, str]) -> Any:
-            return httpx.post(f"{served.at('left', 'desk')}/mcp", json=message, headers={**headers, **more}, timeout=60)
+            return web.post(f"{served.at('left', 'desk')}/mcp", json=message, headers={**headers, **more})
 
         def cancel(place: Any, session: str) -> None:
             message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": place}}

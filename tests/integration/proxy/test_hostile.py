@@ -23,6 +23,7 @@ import pytest
 from antiphon import Antiphon
 from antiphon.proxy.stdio import StdioProxy
 from tests.fake_provider import FakeProvider
+from tests.integration.proxy import web
 from tests.integration.proxy.harness import Served, serving
 
 _PARTS = (
@@ -48,7 +49,7 @@ def test_clients_that_send_anything(app: Antiphon) -> None:
         for _ in range(150):
             with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(b"".join(chance.choices(_PARTS, k=chance.randrange(1, 7))))
-        assert httpx.get(f"{served.url}/healthz").json()["status"] == "ok"
+        assert web.get(f"{served.url}/healthz").json()["status"] == "ok"
 
 
 @pytest.mark.parametrize("upstream", ["openai/v1/chat/completions", "desk/mcp"])
@@ -88,7 +89,7 @@ def test_upstreams_that_answer_anything(app: Antiphon, upstream: str) -> None:
         "messages": [],
     }
     accept = {"accept": "application/json, text/event-stream"}
-    with serving(app, models=url, mcp=url) as served, httpx.Client(verify=False, timeout=20) as client:
+    with serving(app, models=url, mcp=url) as served, web.Client(verify=False) as client:
         for number in range(40):
             sent = {**body, "id": number, "stream": number % 2 == 0}
             with contextlib.suppress(httpx.RemoteProtocolError):  # a broken answer is broken for the client, too
@@ -122,7 +123,7 @@ _UNREADABLE = (
 @pytest.mark.parametrize("mode", ["record", "live"])
 def test_a_message_that_the_proxy_cannot_read_reaches_no_server(app: Antiphon, mode: str) -> None:
     """A server that is more lenient would make a call that nobody guards."""
-    with FakeProvider([]) as provider, serving(app, mode, mcp=provider.url) as served, httpx.Client() as client:
+    with FakeProvider([]) as provider, serving(app, mode, mcp=provider.url) as served, web.Client() as client:
         url = f"{served.at('odd', 'desk')}/mcp"
         for body in _UNREADABLE:
             refused = client.post(url, content=body, headers={"content-type": "application/json"})
@@ -175,7 +176,7 @@ def test_a_status_that_is_none_and_headers_in_other_alphabets(app: Antiphon) -> 
             b"HTTP/1.1 200 OK\r\nx-city: M\xfcnchen\r\ncontent-length: 2\r\n\r\n{}",
         ]
     )
-    with _saying(said) as url, serving(app, models=url) as served, httpx.Client() as client:
+    with _saying(said) as url, serving(app, models=url) as served, web.Client() as client:
         ask = f"{served.at('odd')}/v1/chat/completions"
         statuses = [client.post(ask, json={"model": "m", "n": number}).status_code for number in range(2)]
         assert statuses == [502, 502]
@@ -193,7 +194,7 @@ def test_a_header_with_a_control_character_is_no_answer(
 
     def ask(served: Served) -> list[Any]:
         bodies = ({"model": "m", "stream": stream} for stream in (False, True))
-        answers = [httpx.post(f"{served.at('odd')}/{path}", json=body, timeout=60) for body in bodies]
+        answers = [web.post(f"{served.at('odd')}/{path}", json=body) for body in bodies]
         return [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
 
     with _saying(itertools.repeat(head)) as url, serving(app, mode, models=url) as served:
@@ -239,7 +240,7 @@ def test_an_answer_without_a_body_may_tell_the_length_of_one(
     app: Antiphon, status: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     said = iter([b"HTTP/1.1 " + status + b"\r\netag: x\r\ncontent-length: 3\r\n\r\n"])
-    with _saying(said) as url, serving(app, models=url, mode="live") as served, httpx.Client() as client:
+    with _saying(said) as url, serving(app, models=url, mode="live") as served, web.Client() as client:
         found = client.get(f"{served.at('bodiless')}/v1/files/1")
     assert (found.status_code, found.headers["etag"], found.content) == (int(status[:3]), "x", b"")
     assert "content-length" not in found.headers
@@ -385,13 +386,13 @@ def test_a_head_without_end_is_refused(app: Antiphon) -> None:
                 for _ in range(1000):
                     client.sendall(b"x-more: " + b"x" * 8000 + b"\r\n")
                 pytest.fail("it was read to its end")
-        assert httpx.get(f"{served.url}/healthz").json()["status"] == "ok"
+        assert web.get(f"{served.url}/healthz").json()["status"] == "ok"
 
 
 def test_an_offer_of_another_protocol_is_passed_over(app: Antiphon) -> None:
     """The HTTP client of Java offers HTTP/2 with every first request."""
     offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAEAAEAAAAIAAAAB"}
-    with FakeProvider([]) as provider, serving(app, "live", models=provider.url) as served, httpx.Client() as client:
+    with FakeProvider([]) as provider, serving(app, "live", models=provider.url) as served, web.Client() as client:
         for _ in range(3):
             ask = {"model": "m", "messages": [{"role": "user", "content": "x" * 100_000}]}
             assert client.post(f"{served.at('java')}/v1/chat/completions", json=ask, headers=offer).status_code != 400
@@ -412,4 +413,4 @@ def test_offers_of_another_protocol_one_after_the_other(app: Antiphon) -> None:
             client.sendall(b"POST " + head + b"transfer-encoding: odd\r\n\r\nx")
             while client.recv(65536):
                 pass
-        assert httpx.get(f"{served.url}/healthz").json()["status"] == "ok"
+        assert web.get(f"{served.url}/healthz").json()["status"] == "ok"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from mcp import Client, MCPError
@@ -20,6 +19,7 @@ from antiphon.adapters.mcp import connect, protect
 from antiphon.ops.replay import replay
 from antiphon.ops.reports import Report
 from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy import web
 from tests.integration.proxy.desk import Desk, served_desk
 from tests.integration.proxy.harness import serving
 from tests.integration.proxy.test_recordings import _refusing
@@ -174,7 +174,7 @@ def test_a_refused_tool_call_is_an_error_of_the_protocol_in_the_library(
     kind, said = ("application/json", error) if is_answer else ("text/html", b"<p>no</p>")
     with _refusing(status, kind, said) as url, serving(app, mcp=url) as served:
         asked = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge", "arguments": {}}}
-        assert httpx.post(f"{served.at('shop', 'desk')}/mcp", json=asked).status_code == status
+        assert web.post(f"{served.at('shop', 'desk')}/mcp", json=asked).status_code == status
 
     async def call() -> None:
         client = protect(SimpleNamespace(), server="desk")
@@ -191,6 +191,6 @@ def test_a_run_of_the_library_replays_in_the_proxy(app: Antiphon) -> None:
         run = app.record(lambda: asyncio.run(_answers(provider.url, ["one", "two", "three"])))
     with serving(app, "replay") as served:
         heard = asyncio.run(_answers(served.at(run.id), ["three", "two", "one"]))
-        report = httpx.delete(f"{served.url}/run/{run.id}").json()
+        report = web.delete(f"{served.url}/run/{run.id}").json()
     assert sorted(heard) == sorted(run.output)
     assert report["equal"], report

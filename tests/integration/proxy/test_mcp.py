@@ -21,12 +21,13 @@ from mcp import Client, MCPError
 
 from antiphon import Antiphon
 from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy import web
 from tests.integration.proxy.desk import Desk, served_desk
 from tests.integration.proxy.harness import Served, serving
 
 _ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 MODES = ("auto", "legacy")
-_client = httpx.Client(verify=False)
+_client = web.Client(verify=False)
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_a_session_passes_and_replays_without_the_server(app: Antiphon, desk: De
     asked, charged = desk.requests, dict(desk.charged)
     with serving(app, "replay", mcp=desk.url) as served:
         again = asyncio.run(_session(f"{served.at('shop', 'desk')}/mcp", mode))
-        report = httpx.get(f"{served.url}/run/shop").json()
+        report = web.get(f"{served.url}/run/shop").json()
     assert again == direct
     assert (desk.requests, dict(desk.charged)) == (asked, charged)
     assert report["missed"] == 0, report
@@ -90,7 +91,7 @@ def test_a_client_is_told_what_is_not_in_the_recording(app: Antiphon, desk: Desk
         assert asyncio.run(ask(f"{served.at('shop', 'desk')}/mcp", "A1", "desk://rules")) == []
     with serving(app, "replay", mcp=desk.url) as served:
         told = asyncio.run(ask(f"{served.at('shop', 'desk')}/mcp", "B2", "desk://rulez"))
-        run = httpx.get(f"{served.url}/run/shop").json()["run"]
+        run = web.get(f"{served.url}/run/shop").json()["run"]
     lines = [said.splitlines() for said in told]
     assert [said[0].partition(" (")[0] for said in lines] == [
         "antiphon: The recording has no answer for tool mcp.desk/charge",
@@ -136,7 +137,7 @@ def test_a_request_is_recorded_whatever_its_client_accepts(app: Antiphon, accept
         with serving(app, mcp=f"http://127.0.0.1:{server.server_address[1]}") as served:
             listed = send(served, {"id": 1, "method": "tools/list"})
             noted = send(served, {"method": "notifications/initialized"})
-            report = httpx.delete(f"{served.url}/run/lists").json()
+            report = web.delete(f"{served.url}/run/lists").json()
         server.shutdown()
     assert heard == [accept, accept]
     assert ("antiphon-recorded" in listed.headers, noted.headers["antiphon-recorded"]) == (False, "no")
@@ -161,7 +162,7 @@ def _call(served: Served, order: str, tool: str = "charge", **more: Any) -> tupl
 
 def _post(served: Served, order: str, **more: Any) -> dict[str, Any]:
     url, body, headers = _call(served, order, **more)
-    answer = _client.post(url, content=body, headers=headers, timeout=30)
+    answer = _client.post(url, content=body, headers=headers)
     text = answer.text
     if answer.headers["content-type"].startswith("text/event-stream"):
         text = [line[6:] for line in text.splitlines() if line.startswith("data: {")][-1]
@@ -195,7 +196,7 @@ def test_with_identity_a_call_runs_once_and_another_identity_runs_again(
 def test_a_call_is_guarded_whatever_its_content_type_says(app: Antiphon, desk: Desk, kind: str) -> None:
     with serving(app, mcp=desk.url, tools=("desk/charge:approve",)) as served:
         url, body, headers = _call(served, "A1")
-        answer = _client.post(url, content=body, headers={**headers, "content-type": kind}, timeout=30)
+        answer = _client.post(url, content=body, headers={**headers, "content-type": kind})
         assert "approval" in answer.text
     assert not desk.charged
 
@@ -254,7 +255,7 @@ def test_record_new_calls_no_tool_that_a_review_calls_a_side_effect(
         assert _post(served, "A1")["result"] == first["result"], "what is known is answered"
         new = _post(served, "B7", id=2)
         other = _post(served, "", tool="steps", params={"arguments": {"count": 1}})
-        report = httpx.get(f"{served.url}/run/once").json()
+        report = web.get(f"{served.url}/run/once").json()
     assert not other["result"].get("isError")
     assert dict(desk.charged) == ({"A1": 1} if reviewed else {"A1": 1, "B7": 1})
     assert ("is not reviewed (done: false)" in caplog.text) is not reviewed
@@ -382,7 +383,7 @@ def test_an_unusual_answer_is_passed_on_given_again_and_replayed(
     def ask(served: Served, method: str, number: int) -> bytes:
         params = {"name": case, "_meta": {"dev.antiphon/callId": "k1"}}
         message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-        return httpx.post(f"{served.at('odd', 'desk')}/mcp", json=message, headers=_ACCEPT, timeout=60).content
+        return web.post(f"{served.at('odd', 'desk')}/mcp", json=message, headers=_ACCEPT).content
 
     def holds(said: bytes, number: int) -> bool:
         members = (b'{"jsonrpc":"2.0"', b'"%b":%b' % (field, result), b'"id":%d' % number)

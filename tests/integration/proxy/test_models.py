@@ -21,6 +21,7 @@ import antiphon
 from antiphon import Antiphon
 from antiphon.ops.replay import replay
 from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy import web
 from tests.integration.proxy.harness import serving
 
 _SECRET = "sk-test-" + "Zx9" * 12  # put together here, so that no scanner takes it for a real one
@@ -112,7 +113,7 @@ def test_recorded_then_replayed_with_the_provider_off_and_a_change_is_named(
             base = f"{served.url}/run/orders"
             assert sdk.ask(base, "hello") == "hello there, friend"
             streamed = sdk.stream(base, "count")
-            assert httpx.get(base).json()["recorded"] == 2
+            assert web.get(base).json()["recorded"] == 2
         assert _SECRET in json.dumps(provider.sent_headers)  # passed on …
         assert "antiphon" not in json.dumps([list(headers) for headers in provider.sent_headers])
     for file in tmp_path.rglob("*"):  # … and stored nowhere
@@ -125,7 +126,7 @@ def test_recorded_then_replayed_with_the_provider_off_and_a_change_is_named(
             sdk.ask(base, "hallo")
         assert "hallo" in str(refused.value)
         assert "hello" in str(refused.value)
-        report = httpx.delete(base).json()
+        report = web.delete(base).json()
     assert (report["answered"], report["missed"], report["notAsked"], report["equal"]) == (2, 1, 0, False)
     assert provider.requests == 2
 
@@ -134,7 +135,7 @@ def test_bytes_and_events_of_a_stream_are_those_of_the_provider(app: Antiphon) -
     body = {"model": "fake-1", "messages": [{"role": "user", "content": "count"}], "stream": True}
 
     def read(url: str) -> bytes:
-        return httpx.post(f"{url}/v1/chat/completions", json=body).content
+        return web.post(f"{url}/v1/chat/completions", json=body).content
 
     with FakeProvider(lambda _: Reply("one two three — naïve")) as provider:
         direct = read(provider.url)
@@ -149,7 +150,7 @@ def test_a_broken_stream_is_broken_for_the_client_and_in_the_replay(app: Antipho
 
     def read(url: str) -> list[bytes]:
         chunks: list[bytes] = []
-        sent = httpx.stream("POST", f"{url}/v1/chat/completions", json=body)
+        sent = web.stream("POST", f"{url}/v1/chat/completions", json=body)
         with pytest.raises(httpx.RemoteProtocolError), sent as response:
             chunks.extend(response.iter_raw())
         return chunks
@@ -186,7 +187,7 @@ def test_record_new_answers_what_is_known_and_records_the_rest(app: Antiphon) ->
     body = {"model": "fake-1", "messages": [{"role": "user", "content": "count"}], "stream": True}
 
     def stream(url: str) -> httpx.Response:
-        return httpx.post(f"{url}/v1/chat/completions", json=body)
+        return web.post(f"{url}/v1/chat/completions", json=body)
 
     with FakeProvider(lambda _: Reply("one two")) as provider:
         with serving(app, models=provider.url) as served:
@@ -196,7 +197,7 @@ def test_record_new_answers_what_is_known_and_records_the_rest(app: Antiphon) ->
             again = stream(served.at("grow"))
             assert (again.content, again.headers["antiphon-source"]) == (first.content, "recording")
             assert _chat(f"{served.url}/run/grow", "something new") == "one two"
-            report = httpx.get(f"{served.url}/run/grow").json()
+            report = web.get(f"{served.url}/run/grow").json()
             assert (report["answered"], report["recorded"], report["new"]) == (1, 1, ["llm llm"])
     assert provider.requests == 2
     with serving(app, "replay") as served:
@@ -206,18 +207,18 @@ def test_record_new_answers_what_is_known_and_records_the_rest(app: Antiphon) ->
 
 def test_a_header_names_the_run_and_other_paths_pass_unrecorded(app: Antiphon) -> None:
     with FakeProvider(lambda _: Reply("x")) as provider, serving(app, models=provider.url) as served:
-        answer = httpx.post(f"{served.url}/openai/v1/embeddings", json={}, headers={"antiphon-run": "other"})
+        answer = web.post(f"{served.url}/openai/v1/embeddings", json={}, headers={"antiphon-run": "other"})
         assert (answer.headers["antiphon-recorded"], "antiphon-run" in answer.headers) == ("no", False)
-        named = httpx.post(
+        named = web.post(
             f"{served.url}/openai/v1/chat/completions",
             json={"model": "fake-1", "messages": []},
             headers={"antiphon-run": "other"},
         )
         assert named.headers["antiphon-run"] == served.proxy.runs.get("local", "other").run.id  # type: ignore[union-attr]
     with serving(app, "replay") as served:
-        assert httpx.post(f"{served.at('other')}/v1/embeddings", json={}).status_code == 422
-        assert httpx.post(f"{served.url}/openai/v1/chat/completions", json={}).status_code == 400  # no name
-        assert httpx.post(f"{served.at('unknown')}/v1/chat/completions", json={}).status_code == 404
+        assert web.post(f"{served.at('other')}/v1/embeddings", json={}).status_code == 422
+        assert web.post(f"{served.url}/openai/v1/chat/completions", json={}).status_code == 400  # no name
+        assert web.post(f"{served.at('unknown')}/v1/chat/completions", json={}).status_code == 404
 
 
 class Canned(NamedTuple):
@@ -280,7 +281,7 @@ def _upstream(answers: dict[str, Canned]) -> Iterator[tuple[str, list[Any]]]:
 def test_status_kind_and_bytes_of_any_server_are_replayed(app: Antiphon, stream: bool) -> None:
     def ask(url: str, case: str) -> Any:
         body = {"model": "fake-1", "messages": [{"role": "user", "content": case}], "stream": stream}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers={"x-case": case})
+        answer = web.post(f"{url}/v1/chat/completions", json=body, headers={"x-case": case})
         return answer.status_code, answer.headers["content-type"], answer.headers.get("location"), answer.content
 
     with _upstream(CANNED) as (url, _):
@@ -303,7 +304,7 @@ def test_status_kind_and_bytes_of_any_server_are_replayed(app: Antiphon, stream:
 def test_an_upstream_is_asked_for_what_the_proxy_can_read(app: Antiphon, asked: str, passed: str) -> None:
     with _upstream(CANNED) as (url, seen), serving(app, models=url) as served:
         headers = {"x-case": "created", "accept-encoding": asked}
-        httpx.post(f"{served.at('coded')}/v1/chat/completions", json={"model": "m", "messages": []}, headers=headers)
+        web.post(f"{served.at('coded')}/v1/chat/completions", json={"model": "m", "messages": []}, headers=headers)
     assert [headers["accept-encoding"] for headers in seen] == [passed]
 
 
@@ -311,6 +312,6 @@ def test_an_upstream_is_asked_for_what_the_proxy_can_read(app: Antiphon, asked: 
 def test_a_model_call_that_cannot_be_read_is_said_not_to_be_recorded(app: Antiphon, body: bytes) -> None:
     with _upstream(CANNED) as (url, _), serving(app, models=url) as served:
         headers = {"x-case": "created"}
-        answer = httpx.post(f"{served.at('odd')}/v1/chat/completions", content=body, headers=headers)
+        answer = web.post(f"{served.at('odd')}/v1/chat/completions", content=body, headers=headers)
     assert (answer.status_code, answer.headers["antiphon-recorded"]) == (201, "no")
     assert "antiphon-run" not in answer.headers

@@ -17,6 +17,7 @@ import pytest
 from antiphon import Antiphon
 from antiphon.contract.spec import BreakerPolicy
 from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy import web
 from tests.integration.proxy.desk import Desk, served_desk
 from tests.integration.proxy.harness import Served, serving
 from tests.integration.proxy.test_mcp import _call, _leave_waiting, _post, _until
@@ -31,7 +32,7 @@ def desk() -> Iterator[Desk]:
 
 def _ask(served: Served, model: str = "fake-1", **headers: str) -> httpx.Response:
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
-    return httpx.post(f"{served.at('orders')}/v1/chat/completions", json=body, headers=headers, timeout=60)
+    return web.post(f"{served.at('orders')}/v1/chat/completions", json=body, headers=headers)
 
 
 @pytest.mark.parametrize("mode", ["record", "live"])
@@ -74,11 +75,11 @@ def test_a_run_costs_no_more_than_it_may(app: Antiphon) -> None:
         over = _ask(served)
         assert (over.status_code, over.json()["error"]["code"]) == (429, "cost_limit")
         assert over.headers["x-should-retry"] == "false"
-        assert httpx.get(f"{served.url}/run/orders").json()["cost"] == 10
+        assert web.get(f"{served.url}/run/orders").json()["cost"] == 10
         assert "has no price" in _ask(served, "other").text
         assert provider.requests == 2
         body = {"model": "fake-1", "messages": []}
-        assert httpx.post(f"{served.at('next')}/v1/chat/completions", json=body).status_code == 200  # a run of its own
+        assert web.post(f"{served.at('next')}/v1/chat/completions", json=body).status_code == 200  # a run of its own
 
 
 def _limited(app: Antiphon, most: float) -> Antiphon:
@@ -94,7 +95,7 @@ _SILENT = f"data: {json.dumps(_DELTA)}\n\n".encode()
 
 def _ask_stream(served: Served, end: str = "") -> httpx.Response:
     body = {"model": "fake-1", "messages": [{"role": "user", "content": "hello"}], "stream": True}
-    return httpx.post(f"{served.at('orders')}/v1/chat/completions{end}", json=body, timeout=60)
+    return web.post(f"{served.at('orders')}/v1/chat/completions{end}", json=body)
 
 
 @pytest.mark.parametrize("end", ["", "/"])
@@ -104,7 +105,7 @@ def test_an_answer_without_usage_is_not_free(app: Antiphon, end: str, caplog: py
         assert [_ask_stream(served, end).status_code for _ in range(2)] == [200, 200]
         over = _ask_stream(served, end)
         assert (over.status_code, over.json()["error"]["code"]) == (429, "cost_limit")
-        report = httpx.get(f"{served.url}/run/orders").json()
+        report = web.get(f"{served.url}/run/orders").json()
     assert provider.requests == 2
     assert report["estimated"] == 2
     assert 2 * 100 < report["cost"] < 2 * 200  # 400 characters were answered
@@ -115,7 +116,7 @@ def test_a_stream_that_breaks_off_is_not_free_and_an_answer_of_the_recording_is(
     limited = _limited(app, 1_000_000.0)
 
     def cost(served: Served) -> tuple[int, float]:
-        report = httpx.delete(f"{served.url}/run/orders").json()
+        report = web.delete(f"{served.url}/run/orders").json()
         return report.get("estimated", 0), report.get("cost", 0.0)
 
     with FakeProvider([Reply("one two three", break_after=3), Reply("no", status=500)]) as provider:
@@ -136,11 +137,11 @@ def test_only_what_no_recording_answers_costs_anything(app: Antiphon) -> None:
     with FakeProvider(lambda _: Reply("yes")) as provider:
         with serving(limited, models=provider.url) as served:
             _ask(served)
-            once = httpx.delete(f"{served.url}/run/orders").json()["cost"]
+            once = web.delete(f"{served.url}/run/orders").json()["cost"]
         with serving(limited, "record-new", models=provider.url) as served:
             sources = [_ask(served).headers["antiphon-source"] for _ in range(3)]
             assert sources == ["recording", "live", "live"]
-            assert httpx.get(f"{served.url}/run/orders").json()["cost"] == 2 * once > 0
+            assert web.get(f"{served.url}/run/orders").json()["cost"] == 2 * once > 0
 
 
 def test_a_model_call_that_cannot_be_read_is_refused_where_costs_are_limited(app: Antiphon) -> None:
@@ -149,11 +150,11 @@ def test_a_model_call_that_cannot_be_read_is_refused_where_costs_are_limited(app
     with FakeProvider(lambda _: Reply("yes")) as provider, serving(_limited(app, 8.0), models=provider.url) as served:
         for content, more in ((body, headers), (b"[]", {}), (b"", {})):
             url = f"{served.at('orders')}/v1/chat/completions"
-            refused = httpx.post(url, content=content, headers=more)
+            refused = web.post(url, content=content, headers=more)
             assert (refused.status_code, refused.json()["error"]["code"]) == (415, "unreadable_message")
-            embedded = httpx.post(f"{served.at('orders')}/v1/embeddings", content=content, headers=more)
+            embedded = web.post(f"{served.at('orders')}/v1/embeddings", content=content, headers=more)
             assert embedded.json()["error"]["code"] == "unreadable_message"
-        assert httpx.post(f"{served.at('orders')}/v1/files", json={}).headers["antiphon-recorded"] == "no"
+        assert web.post(f"{served.at('orders')}/v1/files", json={}).headers["antiphon-recorded"] == "no"
     assert provider.requests == 1
 
 
@@ -189,15 +190,15 @@ def test_a_request_that_is_not_recorded_is_not_free_either(app: Antiphon, case: 
     with FakeProvider(lambda _: reply) as provider, serving(limited, mode, models=provider.url) as served:
         url = served.at("orders") + path
         for times in (1, 2):
-            answer = httpx.post(url, json=body, timeout=60)
-            report = httpx.get(f"{served.url}/run/orders").json()
+            answer = web.post(url, json=body)
+            report = web.get(f"{served.url}/run/orders").json()
             assert (answer.headers["antiphon-recorded"], answer.headers["antiphon-run"]) == ("no", report["run"])
             assert (report.get("cost", 0), report.get("estimated", 0)) == (times * cost, times * estimated)
             assert (report["requests"], report["recorded"]) == (times, 0)
-        over = httpx.post(url, json=body, timeout=60)
+        over = web.post(url, json=body)
         assert (over.status_code, over.headers.get("antiphon-error")) == ((429, "cost_limit") if cost else (500, None))
         if "gemini" not in case:
-            assert "has no price" in httpx.post(url, json={**body, "model": "other"}, timeout=60).text
+            assert "has no price" in web.post(url, json={**body, "model": "other"}).text
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "gzip, broken", "gzip, cut"])
@@ -209,10 +210,10 @@ def test_a_compressed_answer_that_nobody_asked_for_is_counted(app: Antiphon, enc
     reply = Reply(raw=packed, headers=(("content-encoding", name),))
     with FakeProvider(lambda _: reply) as provider, serving(_limited(app, 100.0), models=provider.url) as served:
         body = {"model": "fake-1", "input": "text"}
-        with httpx.stream("POST", f"{served.at('orders')}/v1/completions", json=body, timeout=60) as answer:
+        with web.stream("POST", f"{served.at('orders')}/v1/completions", json=body) as answer:
             assert b"".join(answer.iter_raw()) == packed
         assert provider.sent_headers[0]["accept-encoding"] == "identity"
-        cost = httpx.get(f"{served.url}/run/orders", timeout=60).json()["cost"]
+        cost = web.get(f"{served.url}/run/orders").json()["cost"]
     assert cost == (9 if how == "broken" else 12)  # what cannot be read counts as its request
 
 
@@ -259,12 +260,12 @@ def test_an_answer_that_was_handed_over_answers_again_only_where_the_operator_sa
 
         def charge(client: httpx.Client) -> str:
             url, body, headers = _call(served, "A1")
-            answer = client.post(url, content=body, headers=headers, timeout=60).text
+            answer = client.post(url, content=body, headers=headers).text
             return answer[answer.index("charged") :].partition('"')[0]
 
-        with httpx.Client() as client:
+        with web.Client() as client:
             assert charge(client) == "charged A1, number 1"
-        with httpx.Client() as client:
+        with web.Client() as client:
             assert charge(client) == "charged A1, number 1"  # its answer was written, and nobody knows more
             assert charge(client) == "charged A1, number 2"  # it came over the same connection: the one before arrived
 

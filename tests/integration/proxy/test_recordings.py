@@ -18,6 +18,7 @@ import pytest
 
 from antiphon import Antiphon
 from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy import web
 from tests.integration.proxy.desk import Desk, served_desk
 from tests.integration.proxy.harness import Served, serving
 from tests.integration.proxy.test_mcp import _post, _until
@@ -34,7 +35,7 @@ def desk() -> Iterator[Desk]:
 
 
 def _ask(served: Served, path: str, body: dict[str, Any], run: str = "forms") -> httpx.Response:
-    return httpx.post(f"{served.url}/run/{run}/{path}", json=body, timeout=60)
+    return web.post(f"{served.url}/run/{run}/{path}", json=body)
 
 
 def _chat(served: Served, **more: Any) -> httpx.Response:
@@ -69,7 +70,7 @@ def test_a_stream_answers_a_stream_and_a_whole_answer_a_plain_request(
             assert [answer.headers["content-type"] for answer in again] == [
                 answer.headers["content-type"] for answer in recorded
             ]
-        report = httpx.delete(f"{served.url}/run/forms").json()
+        report = web.delete(f"{served.url}/run/forms").json()
     assert (report["equal"], report["notAsked"]) == (True, 0)
 
 
@@ -88,7 +89,7 @@ def test_an_answer_of_the_other_form_is_a_miss_that_names_it(app: Antiphon, stre
             with pytest.raises(openai.APIStatusError):
                 client.chat.completions.create(**asked)
             assert _chat(served, stream=streams).content == recorded.content
-            report = httpx.delete(f"{served.url}/run/forms").json()
+            report = web.delete(f"{served.url}/run/forms").json()
             assert (report["equal"], report["missed"], report["answered"]) == (False, 2, 1)
         with serving(app, "record-new", models=provider.url) as served:
             assert _chat(served, stream=not streams).headers["antiphon-source"] == "live"
@@ -106,7 +107,7 @@ def test_a_recorded_call_of_the_same_variant_comes_first(app: Antiphon) -> None:
     with serving(app, "replay") as served:
         again = [_chat(served, **more).content for more in reversed(choices)]
         assert again == recorded[::-1]
-        assert httpx.delete(f"{served.url}/run/forms").json()["equal"] is True
+        assert web.delete(f"{served.url}/run/forms").json()["equal"] is True
         other = [_chat(served, max_tokens=number).content for number in (5, 6, 7)]
         assert other == [recorded[1], recorded[0], recorded[2]]  # what is left, in its order
 
@@ -163,7 +164,7 @@ def test_a_tool_call_that_gets_no_answer_replays_with_status_and_body(app: Antip
 def _replays_as_recorded(app: Antiphon, case: str, method: str) -> None:
     def ask(served: Served, number: int = 1) -> tuple[int, str, bytes]:
         asked = {"jsonrpc": "2.0", "id": number, "method": method, "params": {"name": "charge"}}
-        answer = httpx.post(f"{served.at('refused', 'desk')}/mcp", json=asked, timeout=30)
+        answer = web.post(f"{served.at('refused', 'desk')}/mcp", json=asked)
         return answer.status_code, answer.headers.get("content-type", ""), answer.content
 
     expected = _REFUSALS[case]
@@ -208,7 +209,7 @@ def test_record_new_asks_again_for_what_has_no_outcome(app: Antiphon, desk: Desk
             charged = _post(served, "A1", tool="slow")
             assert charged["result"]["content"][0]["text"] == "slowly charged A1"
             for run in ("forms", "once"):
-                report = httpx.delete(f"{served.url}/run/{run}").json()
+                report = web.delete(f"{served.url}/run/{run}").json()
                 assert (report["answered"], report["recorded"]) == (0, 1)
     assert (provider.requests, desk.charged["A1"]) == (2, 2)
 
@@ -233,10 +234,10 @@ def test_a_stream_that_outlasts_its_run_is_recorded_to_its_end(app: Antiphon) ->
     body = {**_CHAT[1], "stream": True}
     with FakeProvider([Reply("one two three", pause=0.1)]) as provider, serving(app, models=provider.url) as served:
         url = f"{served.at('forms')}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, timeout=60) as response:
+        with web.stream("POST", url, json=body) as response:
             pieces = response.iter_raw()
             read = next(pieces)
-            report = httpx.delete(f"{served.url}/run/forms").json()
+            report = web.delete(f"{served.url}/run/forms").json()
             read += b"".join(pieces)
     assert (report["requests"], report["recorded"]) == (1, 1)
     [manifest] = app.journal.runs(tenant=app.tenant)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from antiphon import Antiphon
@@ -21,6 +20,7 @@ from antiphon.ports import Clock
 from antiphon.proxy.upstreams import Upstream, end_to_end_headers, upstreams
 from antiphon.stores._adapters import AsyncFromSync
 from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy import web
 from tests.integration.proxy.harness import serving
 
 _ASKED: dict[str, Any] = {"model": "fake-1", "messages": [{"role": "user", "content": "hello"}]}
@@ -39,13 +39,13 @@ def test_no_open_relay_no_foreign_page_no_foreign_name(app: Antiphon) -> None:
         serving(app, models=provider.url, max_body_bytes=999) as served,
     ):
         ask = f"{served.at('safe')}/v1/chat/completions"
-        assert httpx.post(ask, json=_ASKED, headers={"origin": "https://evil.example"}).status_code == 403
-        assert httpx.post(ask, json=_ASKED, headers={"sec-fetch-site": "cross-site"}).status_code == 403
-        assert httpx.post(ask, json=_ASKED, headers={"host": "evil.example"}).status_code == 403
-        assert httpx.post(ask, json=_ASKED, headers={"antiphon-key": "guessed"}).status_code == 401
-        assert httpx.post(f"{served.url}/run/safe/nowhere/v1/chat/completions", json=_ASKED).status_code == 404
-        assert httpx.post(ask, content=b"x" * 1000).status_code == 413
-        assert httpx.post(ask, content=iter([b"x" * 600, b"x" * 600])).status_code == 413
+        assert web.post(ask, json=_ASKED, headers={"origin": "https://evil.example"}).status_code == 403
+        assert web.post(ask, json=_ASKED, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+        assert web.post(ask, json=_ASKED, headers={"host": "evil.example"}).status_code == 403
+        assert web.post(ask, json=_ASKED, headers={"antiphon-key": "guessed"}).status_code == 401
+        assert web.post(f"{served.url}/run/safe/nowhere/v1/chat/completions", json=_ASKED).status_code == 404
+        assert web.post(ask, content=b"x" * 1000).status_code == 413
+        assert web.post(ask, content=iter([b"x" * 600, b"x" * 600])).status_code == 413
         assert provider.requests == 0
         for path in (
             "/openai/../v1/chat/completions",
@@ -57,7 +57,7 @@ def test_no_open_relay_no_foreign_page_no_foreign_name(app: Antiphon) -> None:
             assert connection.getresponse().status in (400, 403, 404), path
             connection.close()
         for path in ("/healthz", "/openai/v1/chat/completions", "127.0.0.1:9"):
-            assert httpx.request("CONNECT", f"{served.url}{path if path[0] == '/' else '/' + path}").status_code == 405
+            assert web.request("CONNECT", f"{served.url}{path if path[0] == '/' else '/' + path}").status_code == 405
         assert provider.requests == 0
 
 
@@ -68,10 +68,10 @@ def test_with_keys_only_their_owners_are_served(app: Antiphon) -> None:
     with FakeProvider(lambda _: Reply("x")) as provider:
         with serving(app, models=provider.url, require_key=True) as served:
             ask = f"{served.at('keys')}/v1/chat/completions"
-            assert httpx.post(ask, json=_ASKED).status_code == 401
-            assert httpx.get(f"{served.url}/healthz").status_code == 200, "a probe has no key"
-            assert httpx.post(ask, json=_ASKED, headers={"antiphon-key": other}).status_code == 401
-            assert httpx.post(ask, json=_ASKED, headers={"antiphon-key": token}).status_code == 200
+            assert web.post(ask, json=_ASKED).status_code == 401
+            assert web.get(f"{served.url}/healthz").status_code == 200, "a probe has no key"
+            assert web.post(ask, json=_ASKED, headers={"antiphon-key": other}).status_code == 401
+            assert web.post(ask, json=_ASKED, headers={"antiphon-key": token}).status_code == 200
             assert served.proxy.runs.get(key.id, "keys") is not None
         assert provider.requests == 1
         assert token not in str(provider.sent_headers)
@@ -81,7 +81,7 @@ def test_a_client_that_leaves_ends_the_request_upstream_and_the_log_says_so(app:
     script = [Reply("one two three four " * 20, pause=0.05)]
     with FakeProvider(script) as provider, serving(app, models=provider.url) as served:
         url = f"{served.at('left')}/v1/chat/completions"
-        with httpx.stream("POST", url, json={**_ASKED, "stream": True}) as response:
+        with web.stream("POST", url, json={**_ASKED, "stream": True}) as response:
             next(response.iter_raw())
         [manifest] = app.journal.runs(tenant=app.tenant)
 
@@ -94,17 +94,17 @@ def test_a_client_that_leaves_ends_the_request_upstream_and_the_log_says_so(app:
 
 def test_an_upstream_that_is_away_is_said_and_recorded(app: Antiphon) -> None:
     with serving(app) as served:
-        answer = httpx.post(f"{served.at('away')}/v1/chat/completions", json=_ASKED)
+        answer = web.post(f"{served.at('away')}/v1/chat/completions", json=_ASKED)
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "upstream_unreachable")
     with serving(app, "replay") as served:
-        again = httpx.post(f"{served.at('away')}/v1/chat/completions", json=_ASKED)
+        again = web.post(f"{served.at('away')}/v1/chat/completions", json=_ASKED)
         assert (again.status_code, again.json()) == (502, answer.json())
 
 
 def test_live_passes_on_and_records_nothing_and_retries_if_told_so(app: Antiphon) -> None:
     script = [Reply(status=500, headers=(("retry-after-ms", "1"),)), Reply("hi")]
     with FakeProvider(script) as provider, serving(app, "live", models=provider.url, retries=1) as served:
-        answer = httpx.post(f"{served.at('none')}/v1/chat/completions", json=_ASKED)
+        answer = web.post(f"{served.at('none')}/v1/chat/completions", json=_ASKED)
         assert answer.json()["choices"][0]["message"]["content"] == "hi"
     assert provider.requests == 2
     assert app.journal.runs(tenant=app.tenant) == []
@@ -146,7 +146,7 @@ def test_a_run_has_a_name_that_fits_a_path_also_on_stdio(
 ) -> None:
     rule = "The name of a run must be 1 to 128 ASCII letters, digits and . _ ~ -"
     with serving(app) as served:
-        answer = httpx.get(f"{served.url}/run/{name}/openai/v1/models")
+        answer = web.get(f"{served.url}/run/{name}/openai/v1/models")
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, rule)
     assert main(["mcp", "wrap", "--store", app.store.url, "--run", name, "--", sys.executable, "-V"]) == 2
     assert capsys.readouterr().err == f"antiphon: {rule}\n"

@@ -16,6 +16,7 @@ import pytest
 from mcp import Client
 
 from antiphon import Antiphon
+from tests.integration.proxy import web
 from tests.integration.proxy.desk import Desk, served_desk
 from tests.integration.proxy.harness import Served, serving
 
@@ -144,7 +145,7 @@ class _Caller:
         message = {"jsonrpc": "2.0", "method": method, **({} if params is None else {"params": params})}
         if number is not None:
             message["id"] = number
-        return httpx.post(self.url, json=message, headers=self.headers, timeout=30)
+        return web.post(self.url, json=message, headers=self.headers)
 
     def begin(self) -> httpx.Response:
         answer = self.send("initialize", _HELLO)
@@ -180,13 +181,13 @@ def test_a_session_is_opened_for_the_first_new_request_only(app: Antiphon) -> No
             assert strict.got == [("initialize", None), ("notifications/initialized", "s2"), ("tools/call", "s2")]
             assert caller.send("prompts/list").status_code == 200
             assert caller.send("notifications/roots/list_changed", number=None).status_code == 202
-            assert httpx.delete(caller.url, headers=caller.headers).status_code == 202
+            assert web.delete(caller.url, headers=caller.headers).status_code == 202
             assert strict.got[3:] == [
                 ("prompts/list", "s2"),
                 ("notifications/roots/list_changed", "s2"),
                 ("DELETE", "s2"),
             ]
-            report = httpx.delete(f"{served.url}/run/shop").json()
+            report = web.delete(f"{served.url}/run/shop").json()
     assert (report["answered"], report["recorded"], report["new"]) == (2, 2, ["tool mcp.desk/look", "mcp prompts/list"])
 
 
@@ -198,7 +199,7 @@ def test_a_listening_stream_begins_before_the_session(app: Antiphon) -> None:
             caller = _Caller(served)
             caller.begin()
             listening = {**caller.headers, "accept": "text/event-stream"}
-            with httpx.stream("GET", caller.url, headers=listening, timeout=30) as stream:
+            with web.stream("GET", caller.url, headers=listening) as stream:
                 assert stream.headers["content-type"] == "text/event-stream"
                 assert strict.got == []
                 caller.look("B1")
@@ -219,8 +220,8 @@ def test_a_session_that_ends_unopened_reaches_no_server(app: Antiphon) -> None:
             caller.begin()
             assert caller.look("A1").status_code == 200
             listening = {**caller.headers, "accept": "text/event-stream"}
-            with httpx.stream("GET", caller.url, headers=listening, timeout=30) as stream:
-                assert httpx.delete(caller.url, headers=caller.headers).status_code == 204
+            with web.stream("GET", caller.url, headers=listening) as stream:
+                assert web.delete(caller.url, headers=caller.headers).status_code == 204
                 assert stream.read() == b""
         assert strict.got == []
 

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from antiphon import Antiphon
 from antiphon.proxy.stdio import StdioProxy
 from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy import web
 from tests.integration.proxy.desk import served_desk
 from tests.integration.proxy.harness import serving
 from tests.integration.proxy.test_approvals import FALLS, check_told
@@ -54,7 +54,7 @@ def test_recorded_then_replayed_with_the_provider_off_and_a_change_is_named(
         with serving(app, models=provider.url) as served:
             base = f"{served.url}/run/orders"
             assert (ask(base, "hello"), ask(base, "count", stream=True)) == direct  # values, events and bytes
-            assert httpx.get(base).json()["recorded"] == 2
+            assert web.get(base).json()["recorded"] == 2
     before = provider.requests
     with serving(app, "replay", models=provider.url) as served:
         base = f"{served.url}/run/orders"
@@ -64,7 +64,7 @@ def test_recorded_then_replayed_with_the_provider_off_and_a_change_is_named(
             assert wrong["error"]["status"] == 422
             assert "'hello' -> 'hallo'" in base64.b64decode(wrong["bytes"][0]).decode()
             assert "hallo" in wrong["error"]["message"]
-        report = httpx.delete(base).json()
+        report = web.delete(base).json()
     assert (report["answered"], report["missed"], report["notAsked"]) == (2, 2, 0)
     assert provider.requests == before
 
@@ -155,7 +155,7 @@ def test_a_session_over_http_passes_unchanged_and_replays_with_the_server_off(
     with serving(app, "replay", mcp=f"http://127.0.0.1:{port}") as served:
         asked = [step for step in steps if step != ["log"]]  # it came outside of all calls
         again = session(f"{served.at('shop', 'desk')}/mcp", asked)
-        report = httpx.delete(f"{served.url}/run/shop").json()
+        report = web.delete(f"{served.url}/run/shop").json()
         assert (report["missed"], report["notAsked"]) == (0, 0), report
         changed = session(f"{served.at('shop', 'desk')}/mcp", [["wrong", steps[2][1], {"order": "B2", "message": "x"}]])
     assert servers.ask(count=port) == {**before, "charged": {}}  # nothing was sent
