@@ -81,7 +81,10 @@ class StdioProxy:
         policies = app.config.approvals.policies
         rules = ToolRules(tools, window_s=0, policies=policies, one_server=True)
         self._guard = McpGuard(app, rules=rules, identity=identity, timeout_s=timeout_s)
-        self._write = write
+        self._out = write
+        self._unwritable: BrokenPipeError | None = None
+        """Set once the client reads no more."""
+        self._left = asyncio.Event()
         self._process: Any = None
         self._stopping = asyncio.Event()
         self._run: OpenRun | None = None
@@ -101,7 +104,10 @@ class StdioProxy:
         """Whether the server takes no more calls."""
 
     async def serve(self, command: Sequence[str], lines: asyncio.Queue[bytes | None]) -> tuple[int, dict[str, Any]]:
-        """Forward messages until the client closes its end; return the server's exit code and a report."""
+        """Forward messages until the client closes an end; return the server's exit code and a report.
+
+        If it no longer reads, its calls are settled and recorded before the error is raised.
+        """
         if self.runs.mode != "live":
             self._run = await self.runs.open(_CLIENT, self._name)
         reading: asyncio.Task[None] | None = None
@@ -111,17 +117,29 @@ class StdioProxy:
                 *command, stdin=pipe, stdout=pipe, limit=LONGEST_LINE, start_new_session=True
             )
             reading = asyncio.ensure_future(self._read())
-        stopping = asyncio.ensure_future(self._stopping.wait())
+        stopping, leaving = (asyncio.ensure_future(one.wait()) for one in (self._stopping, self._left))
         try:
-            await self._listen(lines, {stopping} if reading is None else {stopping, reading})
+            await self._listen(lines, {stopping, leaving} if reading is None else {stopping, leaving, reading})
         finally:
+            leaving.cancel()
             code = await self._close(reading, stopping)
             report = {} if self._run is None else await self.runs.end(_CLIENT, self._name)
+        if self._unwritable is not None:
+            raise self._unwritable
         return code, report
 
     def stop(self) -> None:
         """Begin to stop, after a signal."""
         self._stopping.set()
+
+    def _write(self, line: bytes) -> None:
+        """Send the client a line, unless it has left."""
+        if self._unwritable is None:
+            try:
+                self._out(line)
+            except BrokenPipeError as error:
+                self._unwritable = error
+                self._left.set()
 
     async def _listen(self, lines: asyncio.Queue[bytes | None], ending: set[asyncio.Task[Any]]) -> None:
         while True:

@@ -103,6 +103,30 @@ def test_a_server_that_ends_leaves_an_unknown_outcome_and_what_it_wrote_is_passe
     assert ends == ["error", "error"]
 
 
+@pytest.mark.parametrize("method", ["tools/call", "tools/list"])
+def test_an_answer_is_recorded_although_its_client_has_left(app: Antiphon, method: str) -> None:
+    asked = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"name": "charge"}}
+    program = (
+        "import sys; sys.stdin.readline()\n"
+        'print(\'{"jsonrpc": "2.0", "method": "notifications/message"}\', flush=True)\n'
+        'sys.stdin.readline(); print(\'{"jsonrpc": "2.0", "id": 1, "result": {"done": true}}\', flush=True)\n'
+    )
+
+    def write(line: bytes) -> None:
+        raise BrokenPipeError
+
+    async def session() -> None:
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        lines.put_nowait(json.dumps(asked).encode() + b"\n")
+        await StdioProxy(app, "desk", write=write).serve([sys.executable, "-c", program], lines)
+
+    with pytest.raises(BrokenPipeError):  # the exit code says so
+        asyncio.run(session())
+    [manifest] = app.journal.runs(tenant=app.tenant)
+    ends = [event.payload["outcome"] for event in app.journal.events(manifest.id) if event.type == "call.finished"]
+    assert (manifest.status, ends) == ("completed", ["ok"])
+
+
 def test_an_answer_with_half_a_character_is_passed_on_and_given_again(app: Antiphon) -> None:
     said: list[bytes] = []
     call = b'{"jsonrpc": "2.0", "id": %d, "method": "tools/call", "params": {"name": "half", "_meta": %b}}\n'
