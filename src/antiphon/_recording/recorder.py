@@ -644,9 +644,9 @@ class Recorder:
 
     def clean_manifest(self, manifest: RunManifest) -> RunManifest:
         """The head of the run without secrets; ids, digests and the owner are kept."""
-        free = {name: getattr(manifest, name) for name in ("name", "entry", "tags", "llm_config", "tool_schemas")}
-        clean = self.view(free)
-        # package names do not identify secrets
+        # neither our field names nor the names of packages are secrets, even where a secret is the same word
+        free = ("name", "entry", "tags", "llm_config", "tool_schemas")
+        clean = dict(zip(free, self.view([getattr(manifest, name) for name in free]), strict=True))
         clean["packages"] = dict(zip(manifest.packages, self.view(list(manifest.packages.values())), strict=True))
         if "owner" in manifest.tags:
             clean["tags"]["owner"] = manifest.tags["owner"]

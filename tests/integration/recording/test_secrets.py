@@ -385,3 +385,15 @@ def test_credentials_of_the_environment_are_nowhere(
         _gives(app, way)
     found = [path.name for path in home.rglob("*") if path.is_file() and b"Battery99" in path.read_bytes()]
     assert found == []
+
+
+@pytest.mark.parametrize("word", ["name", "tags"])
+def test_a_secret_may_be_a_word_that_names_a_field_of_the_manifest(home: Path, word: str) -> None:
+    app = Antiphon()
+    login = app.gateway.tool("login", idempotent=True)(lambda password: "in")
+    with app.run("main") as run:
+        login(word)
+        run.describe(tags={"owner": "ada", "note": f"it is {word}"})
+    manifest = find_run(app, run.id)
+    assert (manifest.name, manifest.tags["owner"]) == ("main", "ada")
+    assert word not in manifest.tags["note"]
