@@ -92,7 +92,7 @@ def derive_given(call: GuardedCall, maker: KeyMaker, given_key: str) -> None:
     """Derive the keys of a call whose caller or hook gave one: that key alone is its identity (D2)."""
     key, named, digest, given, _ = maker.keys_given(call.arguments, given_key, call.options.keyed)
     call.key = call.identity = key
-    call.idempotency_key = call.plan.results.kept_key(key, named)
+    call.idempotency_key = call.plan.results.kept_key(key, named, call.arguments)
     call.pair = (call.plan.name, digest)
     call.params = (digest, given)
 

@@ -128,15 +128,23 @@ class ResultStore:
 
     # -- the caller's key ----------------------------------------------------------------------------------------
 
-    def kept_key(self, key: str, given: str) -> str:
-        """The key that a caller gave, as the record *key* stores it: sealed if it is, or contains, a secret."""
-        if self.redactor is None or self.is_plain(orjson.dumps(given)):
+    def kept_key(self, key: str, given: str, arguments: dict[str, Any]) -> str:
+        """The key that a caller gave, as the record *key* stores it: sealed if it is, or contains, a secret, also one
+        that only the name of an argument reveals.
+        """
+        if self.redactor is None or (self.is_plain(orjson.dumps(given)) and not self._quotes(given, arguments)):
             return given
         try:
             sealer = self._sealer()
             return given if sealer is None else str(sealer.seal(given.encode(), key.encode()))
         except Exception:  # a key file that cannot be read
             return self.clean(given)
+
+    def _quotes(self, text: str, arguments: dict[str, Any]) -> bool:
+        """Whether *text* repeats a secret of the arguments."""
+        from antiphon.redact import without_values
+
+        return without_values(text, self.quoted(arguments)) != text
 
     def given_key(self, record: DedupeRecord) -> str:
         """The key that the caller gave."""

@@ -152,3 +152,26 @@ def _as_list(result: Any) -> list[str]:
 
 async def _claims(app: Antiphon) -> list[dict[str, Any]]:
     return await Admin(app).claims()
+
+
+TOKEN = "blue-horse-tw0"
+"""Only the name of its argument says that it is a secret."""
+KEYS: list[Any] = ["token", lambda token, **_: f"reset:{token}"]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=["by name", "computed"])
+def test_a_key_made_from_a_secret_argument_is_sealed_and_shown_masked(key: Any, tmp_path: Path) -> None:
+    app = Antiphon({"telemetry": {"logs": False}}, store=SQLiteStore(tmp_path / "a.db"))
+    seen: list[str] = []
+
+    @app.gateway.tool(idempotent=False, key=key)
+    def reset(token: str, user: str, context: CallContext = ANYTHING) -> str:
+        seen.append(context.idempotency_key)
+        return "done"
+
+    assert [reset(TOKEN, "ada"), reset(TOKEN, "ada")] == ["done", "done"]
+    assert len(seen) == 1
+    for file in tmp_path.iterdir():
+        assert TOKEN.encode() not in file.read_bytes(), file
+    (claim,) = asyncio.run(_claims(app))
+    assert TOKEN not in str(claim)
