@@ -416,17 +416,20 @@ def _guarded(what: str) -> Callable[[Any], Callable[..., Any]]:
 
 
 def _check_sending(link: Any, frame: FrameType | None) -> None:
-    """Whether sending on this connection is allowed. Socket pairs inside the process are ignored."""
+    """Whether sending on this connection is allowed. Socket pairs inside the process are ignored: they have no name."""
     import socket
 
     replay = held_by(frame, network=True)
-    if replay is None or link.family not in (socket.AF_INET, socket.AF_INET6):
+    local = link.family == getattr(socket, "AF_UNIX", None)
+    if replay is None or not (local or link.family in (socket.AF_INET, socket.AF_INET6)):
         return
     try:
         mine, peer = link.getsockname(), link.getpeername()
     except OSError:  # not connected
         return
-    if origin_var.get() is None:
+    if local and not peer:
+        return
+    if not local and origin_var.get() is None:
         if _is_answer(link, mine, peer):
             return
         if _is_closed(link):

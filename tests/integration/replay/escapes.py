@@ -63,6 +63,13 @@ class World:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
         self.link = socket.create_connection(("127.0.0.1", self.port))
+        self.local_listener = socket.socket(socket.AF_UNIX)
+        self.local_listener.bind(str(folder / "local.sock"))
+        self.local_listener.listen()
+        self.local = socket.socket(socket.AF_UNIX)
+        self.local.connect(str(folder / "local.sock"))
+        self.local_end, _ = self.local_listener.accept()
+        self.local_end.setblocking(False)
         self.received = 0
         self.visits = 0
         self._serving = threading.Thread(target=self._serve, daemon=True)
@@ -99,13 +106,15 @@ class World:
         )
         rows = self.database.execute("select count(*) from t").fetchone()
         shared = sorted(name for name in os.listdir("/dev/shm") if name.startswith("never"))
+        with contextlib.suppress(BlockingIOError):
+            self.received += len(self.local_end.recv(4096))
         return [files, rows, self.visits, self.received, shared]
 
     def close(self) -> None:
         self.pool.shutdown()
         self.threads.terminate()
-        self.listener.close()
-        self.link.close()
+        for link in (self.listener, self.link, self.local_listener, self.local, self.local_end):
+            link.close()
         self.database.close()
 
 
@@ -212,6 +221,9 @@ for _name, _act in {
     "old_connection": lambda w: w.link.sendall(b"x"),
     "old_connection_by_number": lambda w: os.write(w.link.fileno(), b"x"),
     "old_connection_sendfile": lambda w: w.link.sendfile(open(__file__, "rb")),
+    "old_local_connection": lambda w: w.local.sendall(b"x"),
+    "old_local_connection_message": lambda w: w.local.sendmsg([b"x"]),
+    "old_local_connection_by_number": lambda w: os.write(w.local.fileno(), b"x"),
     "datagram": lambda w: socket.socket(type=socket.SOCK_DGRAM).sendto(b"x", ("127.0.0.1", w.port)),
     "name_lookup": lambda w: socket.getaddrinfo("localhost", 80),
     "host_name": lambda w: socket.gethostbyname("localhost"),
