@@ -248,7 +248,7 @@ class Recording:
         event = self._unsealed(event)
         raw, digest = event.meta.get(RAW_DIGEST), event.payload.get("digest")
         if isinstance(raw, str) and isinstance(digest, str) and raw not in self.plain:
-            self.digests[raw] = digest
+            self.digests.setdefault(raw, digest)
         return event
 
     def masks_of(self, event: Event, *fields: str) -> list[Mask]:
@@ -280,6 +280,11 @@ class Recording:
 
     def _add_call(self, event: Event, sealed: bool) -> None:
         call = RecordedCall.of(event)
+        first = self.digests.get(event.meta.get(RAW_DIGEST, ""), call.digest)
+        if call.digest != first:  # its arguments were masked in another way before, when fewer secrets were known
+            call.digest = first
+            while call.key in self.calls:
+                call.nth += 1
         if call.key not in self.calls:  # a retried tool repeats its inner calls: the first one counts
             self.calls[call.key] = call
             self.by_name.setdefault(call.name, []).append(call)

@@ -208,6 +208,24 @@ def test_with_the_key_arguments_of_other_types_are_others(totals: tuple[Any, Any
     assert not bank.replay(run, lambda text: bank.pay(recipient=IBAN, note=now)["paid"]).passed
 
 
+def test_equal_calls_that_are_masked_in_two_ways_are_answered_in_order() -> None:
+    bank, dsn = Bank(), "postgres://ada:tr0ub4dor3x@db/pay"
+    count = iter(range(9))
+    poll = bank.app.gateway.tool("poll", idempotent=True, effect="read", reuse="never")(lambda at: next(count))
+
+    def code(text: str) -> list[Any]:
+        seen = [poll(at=dsn)]
+        bank.find(who="eve", token=dsn)  # from here on the whole address is a known secret
+        return [*seen, poll(at=dsn), poll(at=dsn)]
+
+    run = bank.record(code)
+    written = [e.payload["arguments"]["at"] for e in run.events() if e.payload.get("name") == "poll"]
+    assert len(set(written)) == 2
+    report = bank.replay(run, code)
+    assert report.passed, report.text()
+    assert run.output == [0, 1, 2]
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_another_machine_has_other_credentials(masked: bool) -> None:
     bank = Bank()
