@@ -34,7 +34,7 @@ from antiphon.redact._tokens import MIN_RUN, TOKENS, lazy_pattern
 _SCHEME = lazy_pattern(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC-SHA256)[ \t]+")
 _SCHEMA_WORDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "properties"})
 _MEDIA_WORDS = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format"})
-_SAYS_MORE = frozenset({"value", "type"})
+_SAYS_MORE = frozenset({"value", "Value", "type"})
 """Names that say what a value is only together with another name or with their value."""
 _PAIR_NAMES = ("name", "key", "header", "Name", "Key")
 _PAIR_NAME = lazy_pattern(
@@ -50,6 +50,7 @@ _PLAIN_WORD = lazy_pattern(r"[A-Za-z]{0,14}|.*\s.*")
 _LISTED = frozenset({"$items", "$collection"})
 _MAPPINGS = ("OrderedDict", "defaultdict")
 _MEMBER = frozenset({"$enum"})
+_BYTES = frozenset({"$bytes"})
 _OF_CLASS = frozenset({"$enum", "$object", "$text"})
 """Tags of values that begin with the name of their class."""
 _READ = frozenset({dict, list, tuple, int})
@@ -353,7 +354,7 @@ class Redactor:
                 field = names[key]
                 if as_named:
                     pass
-                elif key == "value" and pair is not None and pair.mode != "keep":
+                elif key in ("value", "Value") and pair is not None and pair.mode != "keep":
                     field = pair
                 elif (logprobs and key == "token") or (media and key == "data"):
                     field = KEEP
@@ -454,6 +455,14 @@ class Redactor:
                 return value if new is value[1] else type(value)((value[0], new))
         if type(value) is list and len(value) == 2 and type(value[0]) is dict and value[0].keys() == _MEMBER:
             if type(value[1]) is str and not _PLAIN_WORD().fullmatch(value[1]):
+                return self._field(value, causes)
+        if (
+            type(value) is list
+            and len(value) == 2
+            and all(type(part) is dict and part.keys() == _BYTES for part in value)
+        ):
+            name, text = (part["$bytes"] for part in value)  # a header as ASGI and HTTP clients keep it
+            if type(name) is str and type(text) is str and self._is_pair(name, text):
                 return self._field(value, causes)
         return self._each(value, None, causes, self._told(value, causes) if causes & _BESIDE else None)
 
@@ -715,7 +724,7 @@ def _quoted(text: str) -> bytes:
 
 def _named_pair(value: dict[Any, Any]) -> str | None:
     """The name in ``{"name": "Authorization", "value": …}``."""
-    if "value" in value and len(value) <= 6:
+    if ("value" in value or "Value" in value) and len(value) <= 6:
         for key in _PAIR_NAMES:
             name = value.get(key)
             if type(name) is str:

@@ -359,3 +359,22 @@ def test_a_pair_of_a_member_and_its_value() -> None:
     for harmless in ([(Part.COUNT, "hunter2secret")], (Part.PASSWORD, Part.COUNT), Counter({Part.PASSWORD: 3})):
         form = tagged(harmless)
         assert REDACTOR.redact(form) is form
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-api-key", "Cookie"])
+def test_a_header_in_bytes_is_a_pair_of_a_name_and_its_value(name: str) -> None:
+    header = [{"$bytes": name}, {"$bytes": "hunter2 7f"}]
+    shown = Redactor(salt="x").redact(
+        {"headers": [{"$tuple": header}, header, [{"$bytes": "accept"}, {"$bytes": "*/*"}]]}
+    )
+    assert "hunter2" not in str(shown)
+    assert shown["headers"][1][0] == {"$bytes": name}
+    assert shown["headers"][2] == [{"$bytes": "accept"}, {"$bytes": "*/*"}]
+
+
+def test_a_value_may_have_a_capital_letter_where_its_name_has_one() -> None:
+    shown = Redactor(salt="x").redact(
+        [{"Name": "DB_PASSWORD", "Value": "hunter2"}, {"Key": "team", "Value": "hunters"}]
+    )
+    assert shown[0]["Value"].startswith("[password:")
+    assert shown[1] == {"Key": "team", "Value": "hunters"}
