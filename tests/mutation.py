@@ -200,12 +200,13 @@ def _only_says(node: ast.AST) -> bool:
     return isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id.endswith("log")
 
 
-def _functions(tree: ast.AST, path: str = "") -> Iterator[tuple[str, ast.stmt]]:
+def functions_of(tree: ast.AST, path: str = "") -> Iterator[tuple[str, ast.stmt]]:
+    """The functions and methods outside of other functions, by qualified name."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield f"{path}{node.name}", node
         elif isinstance(node, ast.ClassDef):
-            yield from _functions(node, f"{path}{node.name}.")
+            yield from functions_of(node, f"{path}{node.name}.")
 
 
 def mutants_of(file: str) -> list[Mutant]:
@@ -214,7 +215,7 @@ def mutants_of(file: str) -> list[Mutant]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found: list[Mutant] = []
     seen: dict[str, int] = {}
-    for name, function in _functions(tree):
+    for name, function in functions_of(tree):
         for parent, field, index, node, statement in list(_places(function)):
             for other in _changes(node):
                 mutant = _made(path, file, tree, (name, function), (parent, field, index, node, other, statement))
@@ -223,6 +224,17 @@ def mutants_of(file: str) -> list[Mutant]:
                     seen[mutant.name] = number + 1
                     found.append(mutant._replace(number=number))
     return found
+
+
+def changes_of(file: str) -> set[str]:
+    """The names of a file's mutants, without the numbers of those that read alike."""
+    functions = functions_of(ast.parse((SOURCE / file).read_text(encoding="utf-8")))
+    return {
+        f"{file} {name}: {_short(node)} → {_short(other)}"
+        for name, function in functions
+        for _, _, _, node, _ in _places(function)
+        for other in _changes(node)
+    }
 
 
 def _made(path: Path, file: str, tree: ast.Module, of: tuple[str, Any], change: tuple[Any, ...]) -> Mutant | None:
