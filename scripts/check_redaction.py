@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import contextlib
+import functools
 import hashlib
 import html
 import io
@@ -334,7 +335,7 @@ def guesses() -> bool:
             return "open"
 
         for name, value in values.items():
-            run = app.record(lambda name=name, value=value: unlock(code={name: value}))
+            run = app.record(functools.partial(unlock, code={name: value}))
             manifest = app.journal.manifest(run.id)
             assert manifest is not None
             file = Path(folder, f"{name}.antiphon")

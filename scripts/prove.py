@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from itertools import count, islice
 from multiprocessing.connection import wait
@@ -331,7 +331,7 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _forked(work: Callable[..., Any], tasks: Iterable[Task], processes: int) -> Iterator[tuple[Task, Any]]:
+def _forked(work: Callable[..., Any], tasks: Iterable[Task], processes: int) -> Generator[tuple[Task, Any]]:
     """Every task in a process of its own, some at a time; what comes out in the order in which it does.
 
     A child that lives for seconds needs no garbage collection, and starts with everything imported.
@@ -350,7 +350,8 @@ def _forked(work: Callable[..., Any], tasks: Iterable[Task], processes: int) -> 
                 running[ours] = child, task
             if not running:
                 return
-            for ours in wait(list(running)):
+            ready: list[Any] = wait(list(running))
+            for ours in ready:
                 child, task = running.pop(ours)
                 try:
                     came = ours.recv()

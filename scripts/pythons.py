@@ -15,18 +15,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "build" / "pythons"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
-NEEDED = ("orjson", "msgspec", "cryptography", "pyyaml", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
-NEEDED += ("hypothesis", "rfc8785", "hatchling==1.27.0")
-TESTS = ("tests/unit/decide", "tests/unit/keys", "tests/unit/canonical", "tests/unit/turn")
-TESTS += (
+NEEDED = (
+    *("orjson", "msgspec", "cryptography", "pyyaml", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist"),
+    *("hypothesis", "rfc8785", "hatchling==1.27.0"),
+)
+TESTS = (
+    *("tests/unit/decide", "tests/unit/keys", "tests/unit/canonical", "tests/unit/turn"),
     "tests/integration/stores/test_memory_sqlite_agree.py",
     "tests/integration/stores/test_memory_sqlite_schema.py",
-)
-TESTS += (
     "tests/integration/stores/test_memory_sqlite_conformance.py",
     "tests/integration/stores/test_sqlite_at_once.py",
+    *("--ignore-glob=*/test_classify*", "--ignore=tests/unit/keys/test_typed_arguments.py"),  # these need extras
 )
-TESTS += ("--ignore-glob=*/test_classify*", "--ignore=tests/unit/keys/test_typed_arguments.py")  # these need extras
 SMOKE = """
 import antiphon, warnings
 gateway = antiphon.Gateway(store="sqlite:///smoke.db")
