@@ -292,8 +292,10 @@ def _retry_later() -> Exception:
     return error
 
 
-_HELD = ("errno", "strerror", "filename", "filename2", "object", "start", "returncode", "cmd", "stderr", "pos", "doc")
-_HELD += ("lineno", "status", "body", "retry_after", "place", "code", "url", "name", "value", "after")
+_HELD = (
+    *("errno", "strerror", "filename", "filename2", "object", "start", "returncode", "cmd", "stderr", "pos", "doc"),
+    *("lineno", "status", "body", "retry_after", "place", "code", "url", "name", "value", "after"),
+)
 
 
 @pytest.mark.parametrize(

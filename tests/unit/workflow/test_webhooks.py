@@ -77,7 +77,7 @@ async def test_events_are_delivered_while_the_store_fails(monkeypatch: pytest.Mo
     journal, receiver = MemoryStore().open_async(), Receiver()
     receiver.may_answer.set()
     hooks = _webhooks(journal, receiver)
-    await hooks.create("default", {"url": URL})
+    await hooks.create("default", {"url": URL}, "hook-1")
 
     async def failing(*where: Any, **options: Any) -> Any:
         raise StoreUnavailable("The store restarts.")
