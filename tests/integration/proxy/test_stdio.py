@@ -258,7 +258,7 @@ time.sleep(60)
 """
 
 
-def _until(met: Callable[[], Any], seconds: float = 20.0) -> None:
+def _until(met: Callable[[], Any], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not met():
         assert time.monotonic() < end
