@@ -172,6 +172,11 @@ class Settlement(NamedTuple):
     dispatched: bool = True
 
 
+ONLY_EVENTS = "only_events"
+"""In the data of an error of ``settle``: the claim has ended, and only its events are missing; a repeated call writes
+them."""
+
+
 class Success(Settlement):
     """The settlement of most calls: done at the first attempt, with the result stored as it is."""
 

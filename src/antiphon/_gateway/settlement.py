@@ -20,7 +20,7 @@ from antiphon.contract._base import LONGEST_MS
 from antiphon.contract.record import DedupeRecord
 from antiphon.decide.claim import UNKNOWN_CODE, is_unknown
 from antiphon.errors import InvalidInput, StoreError
-from antiphon.ports import Attempt, Begun, Claimed, Existing, Pinned, Row, Settlement, Success
+from antiphon.ports import ONLY_EVENTS, Attempt, Begun, Claimed, Existing, Pinned, Row, Settlement, Success
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -232,24 +232,28 @@ def settle_broke_off(call: GuardedCall, error: StoreError) -> Step:
         return settled(call, 0)
     assert call.settlement is not None
     if error.code != "store_version":
-        leave(call, call.settlement)
+        leave(call, call.settlement, only_events=ONLY_EVENTS in error.data)
         if run is not None and run.together:
             run.finished = True  # its end event is written with the record
     _not_recorded(call, error)
     return settled(call, 0)
 
 
-def leave(call: GuardedCall, settlement: Settlement, taken: int = 0, after_s: float = 0.0) -> None:
+def leave(
+    call: GuardedCall, settlement: Settlement, taken: int = 0, after_s: float = 0.0, *, only_events: bool = False
+) -> None:
     """Let the background thread write the call's end; *taken*: the version of the claim to replace, if any.
 
-    It works on a copy: the call continues, or has ended.
+    It works on a copy: the call continues, or has ended. *only_events*: its claim has been settled already.
     """
     rest = _rest_of(call, settlement)
     if call.extras.asked is not None and call.extras.asked.spending is not None:
         rest.extras.asked = copy(call.extras.asked)
     if not call.extras.left:
         rest.started = call.plan.monotonic()
-    step = Read(rest.key, rest.identity, stands) if rest.version else Reclaim(rest, taken, (), anew)
+    step: Step = Read(rest.key, rest.identity, stands) if rest.version else Reclaim(rest, taken, (), anew)
+    if only_events:
+        step, rest.version = Mark(rest.key, rest.version, settlement, _stood, rest.events), 0
     call.plan.plans.leases.finish(rest, step, after_s)
 
 
@@ -363,7 +367,7 @@ RECORDING = frozenset({stands, _lost, anew, _stood})
 def still_not_recorded(call: GuardedCall, error: StoreError) -> Step:
     """The store has failed in the meantime."""
     assert call.settlement is not None
-    leave(call, call.settlement)
+    leave(call, call.settlement, only_events=ONLY_EVENTS in error.data)
     _not_recorded(call, error)
     call.off_path().was_reread = True
     return settled(call, 0)

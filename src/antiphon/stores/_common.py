@@ -23,7 +23,7 @@ from antiphon.contract.record import (
     RecordedRequest,
 )
 from antiphon.errors import StoreError, StoreVersionError
-from antiphon.ports import Attempt, ClaimRequest, Cursor, Row, Settlement, StaticClaimRequest
+from antiphon.ports import ONLY_EVENTS, Attempt, ClaimRequest, Cursor, Row, Settlement, StaticClaimRequest
 
 _log = logging.getLogger("antiphon.stores")
 _reported: deque[bytes] = deque(maxlen=64)
@@ -306,6 +306,7 @@ class Settling:
             settled = (await settle(),)
         if failure is not None:
             self._remember(key, version, False, settled)
+            failure.data = {**failure.data, ONLY_EVENTS: True}
             raise failure
         self._halfway.pop((key, version), None)
         return settled[0]

@@ -139,6 +139,22 @@ def test_an_end_that_the_log_has_is_not_written_again_when_the_claim_is_settled_
     assert types(rig) == ["call.started", "call.finished"]
 
 
+def test_an_end_that_the_log_did_not_take_is_written_when_it_works_again() -> None:
+    log = Faulty()
+    rig = Rig(store=ComposedStore(claims=MemoryStore(), log=log))
+    rig.tool(lambda **_: log.fail("append"))
+    with recorded(rig):
+        assert rig.execute().output.metadata == {"notRecorded": "store_unavailable"}
+    assert ([record.state for record in rig.records()], rig.leases.unrecorded) == (["done"], 0)
+    rig.leases.look()
+    log.broken.clear()
+    assert types(rig) == ["call.started"]
+    for _ in range(2):
+        rig.clock.advance(60)
+        rig.leases.look()
+    assert types(rig) == ["call.started", "call.finished"]
+
+
 def test_a_call_that_was_refused_is_in_the_log() -> None:
     rig = Rig()
     rig.tool("sent")
