@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from antiphon.redact._rules import LISTS, MASK, Rules
+from antiphon.redact._tokens import PASSWORDS
 
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _BLANKS = re.compile(r"[_.$ -]+")
@@ -53,6 +54,7 @@ TOKENS_OF: Final = _set("tokens_of")
 _NOT_TOKEN: Final = _set("not_token")
 _STATEMENT: Final = _set("statement")
 _ID: Final = _set("id")
+_PASSWORDS = frozenset(PASSWORDS)
 _KEPT_PAIRS = frozenset({("encrypted", "content"), ("thought", "signature"), ("b64", "json")})
 
 
@@ -69,6 +71,8 @@ def classify(name: str) -> Field | None:
     """What *name* says about its value, or ``None``."""
     if "[" in name and MASK.search(name):  # what is under it was checked when the name was
         return KEEP
+    if not name.isascii() and name.casefold() in _PASSWORDS:
+        return Field("password", "secret")
     name = next((part for part in reversed(_NOT_A_NAME.split(name[-_LONGEST_NAME:])) if part), "")
     parts = words(name)
     while len(parts) > 1 and parts[-1].isdigit():

@@ -150,6 +150,8 @@ _WORDS = (
     "passwort|kennwort|contraseña|contrasena|clave|mot de passe|senha|palavra-passe|wachtwoord|hasło|lösenord|"
     "пароль|密码|密碼|パスワード|비밀번호"
 )
+PASSWORDS = tuple(_WORDS.split("|"))
+"""The word for a password in other languages."""
 _NAMES = r"(?:db_?|user_?|api_?)?(?:password|passwd|pwd|passphrase|secret|token|api_?key)"
 
 
@@ -190,7 +192,7 @@ FORMS = (
         "api_key",
     ),
     Form(
-        tuple(_WORDS.split("|")),
+        PASSWORDS,
         rf"(?i)(?:{_WORDS})[\"']?\s*(?:[:=：]|\b(?:ist|es|est|lautet)\b)\s*[\"']?(?P<secret>[^\s\"',;]{{3,}})",
         "password",
     ),
@@ -225,7 +227,9 @@ QUICK = (
     *("kennwort", "contrase", "clave", "mot de passe", "senha", "wachtwoord", "palavra-passe"),
 )
 """Words that none of the other causes covers; a document in other scripts is always checked for these."""
-QUICK_ELSEWHERE = tuple(word.encode() for word in _WORDS.split("|") if not word.isascii())
+QUICK_ELSEWHERE = tuple(
+    form.encode() for word in PASSWORDS if not word.isascii() for form in (word, word.capitalize(), word.upper())
+)
 PGPASS = re.compile(rb":[0-9*]{1,5}:[^\s:]+:[^\s:]+:")
 _NAMED_COLUMN = re.compile(rf"(?i)\A[\s\"'`]*{_NAMES}[\s\"'`]*\Z")
 _INSERT = lazy_pattern(r"(?is)\binsert\s+into\s+[^\s(]+\s*\((?P<names>[^()]{1,500})\)\s*values\s*(?P<rows>\(.{1,4000})")

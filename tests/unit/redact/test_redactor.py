@@ -378,3 +378,13 @@ def test_a_value_may_have_a_capital_letter_where_its_name_has_one() -> None:
     )
     assert shown[0]["Value"].startswith("[password:")
     assert shown[1] == {"Key": "team", "Value": "hunters"}
+
+
+@pytest.mark.parametrize(
+    "name", ["passwort", "dbKennwort", "contraseña", "Senha", "пароль", "Пароль", "密码", "비밀번호"]
+)
+def test_a_password_in_another_language_is_one_as_a_field_and_in_a_text(name: str) -> None:
+    redactor = Redactor(salt="x")
+    assert redactor.redact({name: "hunter2x"})[name].startswith("[password:")
+    assert b"hunter2x" not in redactor.redact_bytes(orjson.dumps({"user": "ada", name: "hunter2x"}))[0]
+    assert "hunter2x" not in redactor.redact_text(f"{name}: hunter2x")
