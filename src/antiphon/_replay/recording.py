@@ -169,6 +169,8 @@ class Recording:
         self._kept_bytes = 0
         self._open: dict[str, RecordedCall] = {}
         self._by_id: dict[str, RecordedCall] = {}
+        self._more: dict[tuple[str, str, str], int] = {}
+        """The next free number of equal calls that were masked in another way before."""
         self._parents: dict[str, str] = {}
         self._requests: dict[tuple[Any, bytes | None], int] = {}
         self._arguments: dict[int, str] = {}
@@ -280,11 +282,14 @@ class Recording:
 
     def _add_call(self, event: Event, sealed: bool) -> None:
         call = RecordedCall.of(event)
-        first = self.digests.get(event.meta.get(RAW_DIGEST, ""), call.digest)
+        first = self.digests.get(str(event.meta.get(RAW_DIGEST)), call.digest)
         if call.digest != first:  # its arguments were masked in another way before, when fewer secrets were known
             call.digest = first
+            place = (call.lane, call.name, first)
+            call.nth = self._more.get(place, call.nth)
             while call.key in self.calls:
                 call.nth += 1
+            self._more[place] = call.nth + 1
         if call.key not in self.calls:  # a retried tool repeats its inner calls: the first one counts
             self.calls[call.key] = call
             self.by_name.setdefault(call.name, []).append(call)
@@ -335,6 +340,7 @@ class Recording:
             self.late,
             self._open,
             self._by_id,
+            self._more,
             self._parents,
         ):
             part.clear()
