@@ -36,6 +36,8 @@ from antiphon.errors import InvalidInput, NotFound
 
 _MARK = {"ok": ui.green("✓"), "warning": ui.yellow("!"), "error": ui.red("✗"), "note": ui.dim("·")}
 _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
+_ALL = 1_000_000
+"""More claims than a store has: what changes all that fit must not stop short."""
 
 
 @command(
@@ -159,7 +161,7 @@ async def _confirm(admin: Any, arguments: argparse.Namespace, chosen: dict[str, 
     if arguments.yes or not (arguments.in_flight or arguments.unknown) or not any(chosen.values()):
         return
     told = [name for name in ("inflight", "unknown") if getattr(arguments, name.replace("inf", "in_f"))]
-    counts = {name: len(await admin.claims(**chosen, state=name, limit=10_000)) for name in told}
+    counts = {name: len(await admin.claims(**chosen, state=name, limit=_ALL)) for name in told}
     text = " and ".join(f"{number} {'in flight' if name == 'inflight' else name}" for name, number in counts.items())
     if not any(counts.values()):
         return
@@ -178,7 +180,7 @@ async def _resolve_all(
     verdict = told["verdict"]
     found: list[tuple[str, int | None]] = [(key, None) for key in keys]
     if not keys:
-        unknown = await admin.claims(**chosen, state="unknown", limit=10_000)
+        unknown = await admin.claims(**chosen, state="unknown", limit=_ALL)
         found = [(claim["key"], claim["version"]) for claim in unknown]
     if found and not (arguments.yes or arguments.dry_run):
         ask(f"{plural(len(found), 'unknown outcome')} will be settled as {verdict}. Continue?")

@@ -12,7 +12,12 @@ import pytest
 
 from antiphon import Antiphon
 from antiphon._drive import drive
+from antiphon._gateway.settlement import NEVER_MS
+from antiphon.canonical import canonical_digest
+from antiphon.contract.record import UNKNOWN_CODE
 from antiphon.ops.admin import Admin
+from antiphon.ops.app import using
+from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest
 from tests.integration.cli.conftest import Command
 
 SHOP = """
@@ -80,6 +85,22 @@ def test_an_unknown_outcome_is_cleared_only_after_a_question(shop: Command, name
     assert "1 unknown: equal calls will run although these may have taken effect" in refused.err
     assert len(shop("claims", "list", "--state", "unknown", "--json").json["claims"]) == 5
     assert shop(*clear, "--yes", "--json").json == {"key": claim["key"], "cleared": True}
+
+
+def test_all_unknown_outcomes_of_a_tool_are_resolved_however_many(antiphon: Command) -> None:
+    with using(Antiphon(store="memory:")) as app:
+        for number in range(10_001):
+            key = canonical_digest(["parcel", number])
+            who = {"session": "", "actor": "", "owner": "elsewhere.1.1.1"}
+            template = ClaimTemplate(tool="tools/parcel", ttl_ms=NEVER_MS, lease_ms=1000, **who)
+            claimed = app.journal.begin(StaticClaimRequest(key, key, template, key, (key, key), key, token=key))
+            assert isinstance(claimed, Claimed)
+            error = (UNKNOWN_CODE, "", True, False)
+            app.journal.settle(key, claimed.version, Settlement("failed", NEVER_MS, error=error))
+        words = ("claims", "resolve", "--tool", "tools/parcel", "--did-not-happen", "--dry-run", "--json")
+        assert antiphon(*words).json["resolved"] == 10_001
+        refused = antiphon("claims", "flush", "--tool", "tools/parcel", "--unknown")
+        assert "10001 unknown: equal calls will run" in refused.err
 
 
 @pytest.mark.parametrize(
