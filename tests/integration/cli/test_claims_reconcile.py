@@ -91,8 +91,9 @@ def test_all_unknown_outcomes_of_a_tool_are_resolved_however_many(antiphon: Comm
     with using(Antiphon(store="memory:")) as app:
         for number in range(10_001):
             key = canonical_digest(["parcel", number])
-            who = {"session": "", "actor": "", "owner": "elsewhere.1.1.1"}
-            template = ClaimTemplate(tool="tools/parcel", ttl_ms=NEVER_MS, lease_ms=1000, **who)
+            template = ClaimTemplate(
+                tool="tools/parcel", session="", actor="", ttl_ms=NEVER_MS, lease_ms=1000, owner="elsewhere.1.1.1"
+            )
             claimed = app.journal.begin(StaticClaimRequest(key, key, template, key, (key, key), key, token=key))
             assert isinstance(claimed, Claimed)
             error = (UNKNOWN_CODE, "", True, False)
