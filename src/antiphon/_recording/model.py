@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from antiphon._diff import with_article
 from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
-from antiphon._recording.plain import chunk_of, digest_of
-from antiphon._recording.streams import LiveStream, ReplayedStream, StreamLog, failure_of
+from antiphon._recording.plain import chunk_of, digest_of, note_class, with_classes
+from antiphon._recording.streams import STREAM, LiveStream, ReplayedStream, StreamLog, failure_of
 from antiphon._scope import RunScope
 from antiphon.errors import InvalidInput
 from antiphon.llm.key import Recipe, llm_cache_key, variant_digest
@@ -147,11 +147,12 @@ async def ask_async(
     await boundary.start()
     if answer is not None:
         if answer.chunks is not None:
+            answer = answer._replace(chunks=with_classes(answer.chunks, answer.meta))
             return _streaming(boundary, ReplayedStream.of(answer, chunk_of, failure_of))
         await boundary.give(answer)
         if answer.outcome == "error":
             raise failure_of(answer)
-        return answer.value
+        return with_classes([answer.value], answer.meta)[0]
     try:
         with boundary.asking():
             response = send(dict(request))
@@ -163,12 +164,20 @@ async def ask_async(
     if hasattr(response, "__aiter__") if asynchronous else isinstance(response, Iterator):
         return _streaming(boundary, response)
     outcome, meta = outcome_of(response, provider)
+    note_class(meta, response)
     await boundary.finish(outcome, value=response, meta=meta)
     return response
 
 
 class _CountedLog(StreamLog):
     """The chunks are the value; the end records only their number."""
+
+    def __init__(self, boundary: Boundary) -> None:
+        super().__init__(boundary, dict(STREAM))
+
+    def took(self, chunk: Any) -> None:
+        super().took(chunk)
+        note_class(self._meta, chunk, len(self.chunks))
 
     def summary(self) -> tuple[str, Any, dict[str, Any]]:
         provider = str(self.boundary.payload["provider"])

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from datetime import time, timedelta
+from itertools import chain, repeat
 from pathlib import PurePath
 from typing import Any
 
@@ -14,8 +15,8 @@ import orjson
 
 from antiphon._arguments import field_names, time_text
 from antiphon.canonical import canonical_digest
-from antiphon.contract.events import UNSERIALISABLE
-from antiphon.errors import CanonicalError
+from antiphon.contract.events import CLASSES, UNSERIALISABLE
+from antiphon.errors import CanonicalError, class_name, find_class
 
 _TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATACLASS
 """orjson omits dataclass fields that begin with an underscore."""
@@ -63,6 +64,34 @@ def _default(value: Any) -> Any:
 def _names(value: Any) -> Sequence[str] | None:
     """The fields of an object that does not serialise itself."""
     return None if hasattr(value, "model_dump") else field_names(type(value))
+
+
+def note_class(meta: dict[str, Any], response: Any, number: int = 1) -> None:
+    """Add to *meta* the class of a response, or of the *number*-th chunk, that is an object of an SDK."""
+    kind = type(response)
+    name = class_name(kind) if hasattr(kind, "model_dump") and hasattr(kind, "model_validate") else ""
+    if name or CLASSES in meta:
+        runs = meta.setdefault(CLASSES, [["", number - 1]] if number > 1 else [[name, 0]])
+        if runs[-1][0] == name:
+            runs[-1][1] += 1
+        else:
+            runs.append([name, 1])
+
+
+def with_classes(values: Sequence[Any], meta: Mapping[str, Any]) -> list[Any]:
+    """Recorded *values*; those of a class in *meta* that this process has loaded are objects again."""
+    names = (name for name, number in meta.get(CLASSES, ()) for _ in range(number))
+    return [_as_object(value, name) for value, name in zip(values, chain(names, repeat("")), strict=False)]
+
+
+def _as_object(value: Any, name: str) -> Any:
+    validate = getattr(find_class(name), "model_validate", None) if name else None
+    if validate is None or type(value) is not dict:
+        return value
+    try:
+        return validate(value)
+    except ValueError:  # SDKs accept more from servers than their classes declare
+        return validate.__self__.model_construct(**value)
 
 
 def chunk_of(data: Any) -> Any:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from antiphon.contract.events import CHUNKS, MASKS, RAW_DIGEST, SAME_AS, Event, is_masked
+from antiphon.contract.events import CHUNKS, CLASSES, MASKS, RAW_DIGEST, SAME_AS, Event, is_masked
 from antiphon.ports import Answer
 
 log = logging.getLogger("antiphon.recording")
@@ -147,7 +147,8 @@ class EarlierAttempt:
         payload = brought[0].payload
         chunks = None if streamed is None else [event.payload.get("data") for event in brought[1:]]
         outcome = str(payload["outcome"])
-        return Answer(outcome, payload.get("value"), chunks=chunks, source="cache", meta={"fromCache": True})
+        meta = {"fromCache": True} | {name: end.meta[name] for name in (CLASSES,) if name in end.meta}
+        return Answer(outcome, payload.get("value"), chunks=chunks, source="cache", meta=meta)
 
     async def keep(self, key: str, variant: str, asynchronous: bool, value: Any) -> None:
         """Pass on to the cache."""

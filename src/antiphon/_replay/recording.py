@@ -22,6 +22,7 @@ from antiphon.contract.events import (
     AFTER_END,
     ASKS_STREAM,
     CALLS_ONLY,
+    CLASSES,
     GIVEN,
     MASKS,
     PSEUDONYMS,
@@ -494,7 +495,7 @@ class Recording:
             meta[NOT_KEPT] = note
         if "error" in payload and was_cancelled(payload["error"]):
             meta[AFTER] = told.get("durationMs")
-        for name in ("httpStatus", "headers", "layout"):
+        for name in ("httpStatus", "headers", "layout", CLASSES):
             if name in told:
                 meta[name] = told[name]
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)

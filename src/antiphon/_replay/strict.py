@@ -17,7 +17,7 @@ from antiphon._replay.observe import DivergenceFound, Observer
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
 from antiphon._scope import Site
 from antiphon.errors import InvalidInput, ReplayMiss
-from antiphon.llm.response import envelope_kind
+from antiphon.llm.response import data_of, envelope_kind
 from antiphon.llm.stream import assemble_response
 from antiphon.ports import AS_RECORDED, Answer, Invocation
 
@@ -163,7 +163,7 @@ async def _kind_of(ask: Ask, call: Invocation) -> tuple[str, str | None]:
     response = ask(dict(call.body or {}))
     if inspect.isawaitable(response):
         response = await response
-    provider = call.dialect
+    response, provider = data_of(response), call.dialect
     if hasattr(response, "__aiter__"):
         response = assemble_response([chunk async for chunk in response], provider)
     elif not isinstance(response, dict) and hasattr(response, "__iter__"):

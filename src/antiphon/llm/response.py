@@ -111,11 +111,20 @@ def usage_and_stop(response: Any, provider: str | None = None) -> UsageAndStop:
     return {"inputTokens": _total(usage, shape.tokens_in), "outputTokens": _total(usage, shape.tokens_out)}, stop
 
 
+def data_of(response: Any) -> Any:
+    """The data of a model's response, or chunk, that is an object of its SDK; anything else unchanged."""
+    try:
+        return response.model_dump(mode="json")
+    except Exception:  # it has no such method, or fields without a JSON form
+        return response
+
+
 def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
     """``ok`` or ``refusal``, and a summary of the response: usage, stop reason, refusal kind (D23)."""
-    if type(response) is not dict and not isinstance(response, Mapping):
+    found = response if type(response) is dict else data_of(response)
+    if type(found) is not dict and not isinstance(found, Mapping):
         return "ok", {}
-    body = response if type(response) is dict else dict(response)
+    body = found if type(found) is dict else dict(found)
     kind, reason = envelope_kind(body, provider)
     usage, stop = usage_and_stop(body, provider)
     meta: dict[str, Any] = {"usage": usage, "stopReason": stop}

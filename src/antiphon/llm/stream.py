@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from antiphon.llm.response import count, dig, objects, summarise, text_of
+from antiphon.llm.response import count, data_of, dig, objects, summarise, text_of
 
 __all__ = ["assemble_response", "assemble_stream", "sse_events"]
 
@@ -28,7 +28,7 @@ def assemble_stream(events: Iterable[Any], provider: str) -> dict[str, Any]:
 
 def assemble_response(events: Iterable[Any], provider: str) -> dict[str, Any]:
     """The answer that the provider would have given without streaming, as far as the events tell."""
-    return _assemble(events, provider)[0]
+    return _assemble(map(data_of, events), provider)[0]
 
 
 def sse_events(chunks: Iterable[str | bytes]) -> Iterator[Any]:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 import antiphon
 from antiphon._recording.resumed import EarlierAttempt
@@ -288,6 +289,17 @@ def test_bytes_of_a_stream_are_given_again_as_bytes() -> None:
     run = world.attempt(answers=1)
     again = world.attempt(resume=run.id, answers=1)
     assert (again.output, world.asked) == ([[b"\xffa", b"1"]], 1)
+
+
+class Piece(BaseModel):
+    text: str
+
+
+def test_objects_of_an_sdk_are_given_again_as_objects() -> None:
+    world = Streams(lambda n: [Piece(text="a"), "b", Piece(text=str(n))])
+    run = world.attempt(answers=1)
+    again = world.attempt(resume=run.id, answers=1)
+    assert (again.output, world.asked) == ([[Piece(text="a"), "b", Piece(text="1")]], 1)
 
 
 def test_a_stream_that_broke_off_or_was_redacted_is_asked_for_again() -> None:

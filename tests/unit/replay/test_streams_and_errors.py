@@ -14,11 +14,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
 
 import antiphon
 from antiphon._recording.run import Run
 from antiphon.errors import CallFailed, find_class, rebuild_exception
-from tests.unit.replay.kit import memory_app
+from tests.unit.replay.kit import OK, memory_app, says
 
 STREAM = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "q"}]}
 
@@ -51,6 +53,60 @@ def test_pieces_of_a_model() -> None:
 def test_an_empty_stream_is_a_stream() -> None:
     app = memory_app()
     _check(app, lambda: list(antiphon.current_run().llm(STREAM, lambda body: iter(()))))
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize("created", [1, "an unusual server's"])
+def test_an_answer_that_is_an_object_of_an_sdk(created: Any) -> None:
+    app = memory_app()
+    body = {**says("Hello"), "id": "c1", "created": created, "model": "m-1", "object": "chat.completion"}
+
+    def main() -> Any:
+        answer = antiphon.current_run().llm(OK, lambda request: ChatCompletion.construct(**body))
+        return answer.choices[0].message.content, answer.created
+
+    run = _check(app, main)
+    assert run.output == ("Hello", created)
+    (end,) = (event for event in run.events() if event.type == "call.finished")
+    assert end.meta["usage"] == {"inputTokens": 7, "outputTokens": 3}
+
+
+def test_a_refusal_that_is_an_object_of_an_sdk_is_a_refusal() -> None:
+    app = memory_app()
+    body = {**says("", refusal="I cannot"), "id": "c1", "created": 1, "model": "m-1", "object": "chat.completion"}
+
+    def main() -> Any:
+        answer = antiphon.current_run().llm(OK, lambda request: ChatCompletion.construct(**body))
+        return answer.choices[0].message.refusal
+
+    run = _check(app, main)
+    assert [event.payload["outcome"] for event in run.events() if event.type == "call.finished"] == ["refusal"]
+    assert antiphon.replay(run, app=app, mode="strict", function=main, keep=False, verify=True).passed
+
+
+class Delta(BaseModel):
+    text: str
+
+
+@pytest.mark.parametrize("read", [1, 4])
+def test_pieces_that_are_objects_of_an_sdk(read: int) -> None:
+    app = memory_app()
+    piece: dict[str, Any] = {"id": "c1", "created": 1, "model": "m-1", "object": "chat.completion.chunk"}
+    pieces = [{**piece, "choices": [{"index": 0, "delta": {"content": text}}]} for text in ("Hel", "lo")]
+
+    def send(body: Any) -> Iterator[Any]:
+        yield from (ChatCompletionChunk(**piece) for piece in pieces)
+        yield {"text": "plain"}
+        yield Delta(text="!")
+
+    def main() -> list[Any]:
+        stream = antiphon.current_run().llm(STREAM, send)
+        found = [next(stream) for _ in range(read)]
+        stream.close()
+        return [(type(piece).__name__, piece) for piece in found]
+
+    run = _check(app, main)
+    assert [name for name, _ in run.output] == ["ChatCompletionChunk", "ChatCompletionChunk", "dict", "Delta"][:read]
 
 
 def test_calls_between_the_pieces() -> None:
