@@ -106,12 +106,19 @@ def unserialisable(value: Any) -> dict[str, str]:
     return {UNSERIALISABLE: f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
-def dump(value: Any) -> bytes:
-    """*value* as JSON bytes. One leaf without a JSON form does not cost the rest."""
+def quick_dump(value: Any) -> bytes | None:
+    """*value* as JSON bytes if it is JSON in which all names are text, or objects written as such."""
     try:
         return orjson.dumps(value, _default, _KEPT)[:-1]
-    except Exception:  # noqa: S110 - whatever it is, the next one knows it or comes to it, too
-        pass
+    except Exception:  # whatever it is, the next one knows it or comes to it, too
+        return None
+
+
+def dump(value: Any) -> bytes:
+    """*value* as JSON bytes. One leaf without a JSON form does not cost the rest."""
+    quick = quick_dump(value)
+    if quick is not None:
+        return quick
     try:
         data = orjson.dumps(value, _default, _OPTIONS)
         if len(orjson.dumps(orjson.loads(data))) == len(data):  # else an object would have duplicate members
@@ -128,6 +135,17 @@ def digest_of(value: Any) -> str:
     except CanonicalError:  # for example a large integer
         ordered = orjson.dumps(orjson.loads(dump(value)), option=orjson.OPT_SORT_KEYS)
         return hashlib.sha256(ordered).hexdigest()
+
+
+def with_members(value: Any) -> Any:
+    """*value* with the members of an enum that are names in it under their own names, not their values."""
+    if isinstance(value, Mapping):
+        pairs = value.items()
+        return {name.name if isinstance(name, enum.Enum) else name: with_members(item) for name, item in pairs}
+    if isinstance(value, (list, tuple)):
+        return [with_members(item) for item in value]
+    names = _names(value) or ()
+    return {name: with_members(getattr(value, name)) for name in names if hasattr(value, name)} if names else value
 
 
 def _leaf_by_leaf(value: Any, above: tuple[int, ...]) -> Any:

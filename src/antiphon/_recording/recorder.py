@@ -8,13 +8,14 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import orjson
 
-from antiphon._recording.plain import digest_of, dump
+from antiphon._recording.plain import digest_of, dump, quick_dump, with_members
 from antiphon._recording.seals import KeyRing, RunKey, context, part_of
 from antiphon._scope import RunScope, Site, Write, WriteAsync
 from antiphon._seal import Sealer
@@ -427,7 +428,11 @@ class Recorder:
 
     def redact_arguments_json(self, arguments: Any, digest: str) -> tuple[bytes, str, Any]:
         """The arguments as they may be written; if they contain secrets, the digest is computed from the pseudonyms."""
-        data = dump(arguments)
+        data = quick_dump(arguments)
+        if data is None:
+            data = dump(arguments)
+            with suppress(Exception):  # nested too deeply, or whatever the classes of the arguments raise
+                self.redactor.mask(dump(with_members(arguments)))  # learns what only a member's name tells
         clean, masking = self.masked(data)
         if masking is None:
             self._note_written(digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import enum
 import hashlib
 import threading
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from antiphon.ops.artifacts import export_run, import_artifact
 from antiphon.ops.reports import Report
 from antiphon.redact._pointers import viewed
 from antiphon.stores import MemoryStore, SQLiteStore
-from tests.unit.replay.kit import copied, memory_app, says
+from tests.unit.replay.kit import copied, leaves, memory_app, says
 
 QUIET = {"replay": {"embedder": "lexical"}, "telemetry": {"logs": False}}
 IBAN, OTHER_IBAN = "DE89370400440532013000", "GB29NWBK60161331926819"
@@ -696,3 +697,27 @@ def test_a_secret_that_only_its_name_marks_is_masked_where_the_replay_differs(wh
     assert word.strip() not in told + kept
     assert "quokka" not in told + kept
     assert "[password:" in told or "[secret:" in told or "[credentials:" in told, told
+
+
+class Setting(enum.IntEnum):
+    PASSWORD = 1
+    USER = 2
+
+
+def test_a_secret_under_a_member_of_an_enum_with_a_number_is_masked() -> None:
+    app = memory_app()
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def connect(settings: dict[Setting, str], hosts: list[Any]) -> bool:
+        return True
+
+    def main(password: str = "correct horse", user: str = "ada") -> bool:
+        return connect({Setting.PASSWORD: password, Setting.USER: user}, hosts=[{Setting.PASSWORD: "battery staple"}])
+
+    run = app.record(main)
+    (started,) = [event for event in run.events() if event.type == "call.started"]
+    assert started.payload["arguments"]["settings"]["2"] == "ada"
+    assert not {"correct horse", "battery staple"} & {leaf for _, leaf in leaves(started.payload)}
+    assert antiphon.replay(run, app=app, mode="strict", function=main, keep=False).passed
+    other = antiphon.replay(run, app=app, mode="strict", function=lambda: main(user="eve"), keep=False)
+    assert not other.passed
