@@ -46,7 +46,7 @@ class Write(Protocol):
     def undo(self) -> Any:
         """The result of its undo, or an awaitable of it."""
 
-    def told(self, state: str, why: str) -> None:
+    def report_state(self, state: str, why: str) -> None:
         """The result of its undo."""
 
 
@@ -128,12 +128,12 @@ class Core:
         """Whether neither it nor a saga around it has failed."""
         return all(saga.state in ("open", "closed") for saga in self._chain())
 
-    def settle(self, write: Write, *, stands: bool) -> None:
-        """The write has ended; *stands*: it had an effect, or may have had one."""
+    def settle(self, write: Write, *, has_effect: bool) -> None:
+        """The write has ended; *has_effect*: it had an effect, or may have had one."""
         with self._changed:
             for saga in self._chain():
                 saga._in_flight.remove(write)
-                if stands:
+                if has_effect:
                     saga._settled.append(write)
             self._changed.notify_all()
 
@@ -149,7 +149,7 @@ class Core:
         """Whether its block has been left and, if it failed, its writes have been undone."""
         return self._token is self and self.state not in ("open", "undoing")
 
-    def heir(self) -> Core | None:
+    def nearest_unclosed(self) -> Core | None:
         """The saga that takes the writes of this context: the writes of a closed saga belong to its parent."""
         saga: Core | None = self
         while saga is not None and saga.state == "closed":
@@ -162,7 +162,7 @@ class Core:
         if self.state != "closed" or self._token is not None:
             raise InvalidInput(f"The saga {self.name!r} was opened before.", hint="Open a new one: run.saga(name).")
         outer: Core | None = active_saga.get()
-        self.parent = outer.heir() if outer is not None and outer.scope is self.scope else None
+        self.parent = outer.nearest_unclosed() if outer is not None and outer.scope is self.scope else None
         if self.parent is not None:
             self._changed = self.parent._changed
         self._to("open")
@@ -253,7 +253,7 @@ def saga_of(scope: RunScope) -> Core | None:
     """
     found: Core | None = active_saga.get()
     if found is not None and found.scope is scope:
-        return found.heir()
+        return found.nearest_unclosed()
     if _cursor.get() is not None:
         return None
     return next((saga for saga in reversed(scope.sagas) if not saga.is_over), None)
@@ -273,7 +273,7 @@ async def undo_all(name: str, writes: Iterable[Write]) -> UndoReport:
         if state == "needs a person" and why != NO_UNDO:  # nobody waits for a write that is declared to have no undo
             blocked = blocked or f"{tool} {call}"
         done.append(Undone(tool, call, state, why))
-        write.told(state, why)
+        write.report_state(state, why)
     stuck = any(write.state == "needs a person" for write in done)
     return UndoReport(name, "stuck" if stuck else "undone", tuple(done))
 

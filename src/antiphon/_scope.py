@@ -33,7 +33,7 @@ WriteAsync = Callable[[Sequence[Row]], Awaitable[object]]
 
 _new = tuple.__new__  # half the cost of a named tuple's own constructor
 ORPHAN_LANE = "~orphan"
-_HOMELESS = "~homeless"
+_UNATTACHED = "~homeless"
 log = logging.getLogger("antiphon.run")
 
 
@@ -141,7 +141,7 @@ class RunScope(Opaque, kw_only=True, eq=False):
     """The same for code in an event loop."""
     chunks: Callable[[Site], Any]
     """(site) -> what takes the chunks of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
-    ``rest()``."""
+    ``remaining()``."""
     compose: Callable[..., Row]
     """As *encode* for a payload and a ``meta`` that are JSON already and hold no secret; what redaction did to the
     arguments in them may be given, too."""
@@ -310,7 +310,7 @@ def current_scope() -> RunScope | None:
         except (StopIteration, RuntimeError):  # closed by another thread just now
             return None
     if _active:
-        _report_homeless()
+        _report_unattached()
     return None
 
 
@@ -325,12 +325,12 @@ def without_run() -> Iterator[None]:
         _cursor.reset(cursor)
 
 
-def _report_homeless() -> None:
+def _report_unattached() -> None:
     """Report, once per run, that a call could have belonged to any of several runs and is in none of them."""
-    told = [scope.gateway_state.setdefault(_HOMELESS, None) for scope in list(_active.values())]
-    if None in told:
+    reported = [scope.gateway_state.setdefault(_UNATTACHED, None) for scope in list(_active.values())]
+    if None in reported:
         for scope in list(_active.values()):
-            scope.gateway_state[_HOMELESS] = True
+            scope.gateway_state[_UNATTACHED] = True
         log.warning(
             "a call was made outside of the %d open runs and is recorded in none of them; carry the run into threads "
             "with antiphon.submit or antiphon.wrap_context",

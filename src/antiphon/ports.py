@@ -597,7 +597,7 @@ class Invocation(NamedTuple):
     """The format of the body: ``openai-chat``, ``anthropic`` …"""
     written: bytes | None = None
     """The arguments of a tool as JSON, if the recording has them written in the same way."""
-    heard: Callable[[], Answer | None] | None = None
+    earlier_answer: Callable[[], Answer | None] | None = None
     """The answer of a model from before the run was interrupted, if there was one."""
     begin: Callable[[], Awaitable[None]] | None = None
     """Records that a model is asked, for an invoker that asks it itself: called before it does."""

@@ -240,7 +240,7 @@ NO_WAIT = {"transport": {"dedupeMode": "bestEffort", "retryBudget": {"maxAttempt
 
 
 def _records(gateway: Gateway) -> list[Any]:
-    return gateway._world.journal.list(tenant="default")
+    return gateway._runtime.journal.list(tenant="default")
 
 
 def test_fences_grow_even_if_the_clock_goes_back(store_on: Callable[[Clock], Any]) -> None:

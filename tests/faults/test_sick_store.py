@@ -128,7 +128,7 @@ def test_too_few_replicas_stop_only_the_calls_that_need_them(
     refused = gateway.execute(envelope(call_id="c1", hints={"safetyCritical": True}))
     assert refused.code == "store_unavailable"
     assert "Only 0 of 1 replicas" in str(refused.error)
-    assert gateway._world.journal.list(tenant="default") == []
+    assert gateway._runtime.journal.list(tenant="default") == []
     assert gateway.execute(envelope(call_id="c2")).ok
     gateway.close()
     assert "is unavailable" not in caplog.text
@@ -168,7 +168,7 @@ def test_a_record_that_the_store_lost_is_written_anew(
 
 def test_a_claim_that_an_operator_cleared_is_not_written_anew(tmp_path: Path) -> None:
     gateway = Gateway(store=SQLiteStore(tmp_path / "claims.db"))
-    journal = gateway._world.journal
+    journal = gateway._runtime.journal
     reached, go = threading.Event(), threading.Event()
 
     def send(to: str) -> str:

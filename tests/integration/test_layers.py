@@ -41,9 +41,9 @@ PLANTED = {
     "a decision reads the clock": ("decide/planted.py", "import time", "antiphon.decide.planted -> time"),
     "a module without a layer": ("planted.py", "", "- antiphon.planted\n"),
     "a circle of adapters": (
-        "adapters/_need.py",
+        "adapters/_requirements.py",
         "def late():\n    import antiphon.adapters.httpx",
-        "- ._need -> .httpx",
+        "- ._requirements -> .httpx",
     ),
     "a circle in the proxy": (
         "proxy/upstreams.py",

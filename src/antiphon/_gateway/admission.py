@@ -16,9 +16,9 @@ from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.plan import NO_OPTIONS, Plan, Policy
 from antiphon._gateway.recording import RunEntry
-from antiphon._gateway.report import About
+from antiphon._gateway.report import TraceData
 from antiphon._gateway.settlement import answered, refused, settle_interrupted
-from antiphon._gateway.steps import BEGIN, Look, Refresh, Step
+from antiphon._gateway.steps import BEGIN, Refresh, Step, TryRead
 from antiphon._gateway.turns import Guard, TurnState, refused_by_guard
 from antiphon._scope import undoing
 from antiphon.decide.breaker import Refusal
@@ -43,8 +43,8 @@ def admit(call: GuardedCall) -> Step:
     ):
         return stop
     if now >= plan.plans.next_refresh:
-        if _waits_for_news(plan):
-            return Refresh(_patience(plan), _refreshed)
+        if _refreshes_first(plan):
+            return Refresh(_refresh_limit_s(plan), _refreshed)
         call.plan = plan = plan.as_of_now()
     call.policy = policy = plan.policy if call.options is NO_OPTIONS else Policy(plan, call.options)
     if plan.hooks is not None:
@@ -97,7 +97,7 @@ def _not_live(call: GuardedCall, run: RunEntry) -> Step | None:
 def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
     """Deadline, turn control, loop guard and breakers: the checks that can stop a call before its claim."""
     policy, turn = call.policy, call.turn
-    if plan.approving is not None:
+    if plan.approval_rule is not None:
         approval.consider(call)
     if policy.deadline is not None and policy.deadline <= now:
         return answered(call, outcomes.too_late())
@@ -115,7 +115,7 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
             return _refused(call, refusal)
     if call.run is not None and call.run.scope.sagas and (closed := undo.join(call)) is not None:
         return answered(call, closed)
-    return claim.start_unclaimed(call) if policy.unclaimed and call.extras.asked is None else None
+    return claim.start_unclaimed(call) if policy.unclaimed and call.extras.approval_state is None else None
 
 
 def _watch(call: GuardedCall, plan: Plan, now: float) -> Outcome | None:
@@ -133,11 +133,11 @@ def _refused(call: GuardedCall, refusal: Refusal) -> Step:
     if call.policy.unclaimed:
         return claim.held_back(call, refusal)
     call.refusal = refusal
-    look = (call.key, call.identity, call.plan.plans.store_breaker.look_s, claim.on_record)
-    return _new(Look, look)
+    fields = (call.key, call.identity, call.plan.plans.store_breaker.read_limit_s, claim.on_record)
+    return _new(TryRead, fields)
 
 
-def _waits_for_news(plan: Plan) -> bool:
+def _refreshes_first(plan: Plan) -> bool:
     """Whether to read others' breakers now; a call that is off or in shadow mode does not wait for the store."""
     plans = plan.plans
     watcher = plans.watcher
@@ -149,10 +149,10 @@ def _waits_for_news(plan: Plan) -> bool:
     return False
 
 
-def _patience(plan: Plan) -> float:
+def _refresh_limit_s(plan: Plan) -> float:
     """How long a call waits for breaker states: hardly at all if one is open already."""
     if any(breaker.pass_for_all is None for breaker in plan.policy.path):
-        return plan.plans.store_breaker.look_s
+        return plan.plans.store_breaker.read_limit_s
     return _REFRESH_S if plan.plans.was_refreshed else _FIRST_REFRESH_S
 
 
@@ -187,7 +187,9 @@ def _ask_hooks(call: GuardedCall) -> Outcome | None:
     if reply is not None:
         call.policy = policy = Policy(plan, call.options)
         if policy.replied(reply, plan):
-            call.options = call.options._replace(about=(call.about or About())._replace(from_hook=reply.name))
+            call.options = call.options._replace(
+                trace_data=(call.trace_data or TraceData())._replace(from_hook=reply.name)
+            )
     return None
 
 
@@ -271,38 +273,40 @@ def _make_watched(call: GuardedCall, shadow: Plan, verdict: str) -> Step:
     if verdict:
         shadow.reporter.shadow(call, verdict)
         return start_unclaimed(call)
-    twin = _twin(call, shadow, asked)
-    watcher.do(lambda: watcher.drive(twin, start_unclaimed(twin) if twin.policy.unclaimed else BEGIN))
-    call.off_path().ended = lambda of: watcher.do(lambda: _end(twin, of))
+    shadow_copy = _shadow_copy(call, shadow, asked)
+    watcher.do(
+        lambda: watcher.drive(shadow_copy, start_unclaimed(shadow_copy) if shadow_copy.policy.unclaimed else BEGIN)
+    )
+    call.off_path().ended = lambda of: watcher.do(lambda: _end(shadow_copy, of))
     return start_unclaimed(call)
 
 
-def _twin(call: GuardedCall, shadow: Plan, asked: Policy) -> GuardedCall:
-    twin = copy(call)
-    twin.extras = extras = Extras()
+def _shadow_copy(call: GuardedCall, shadow: Plan, asked: Policy) -> GuardedCall:
+    shadow_copy = copy(call)
+    shadow_copy.extras = extras = Extras()
     extras.is_shadow_twin = True
     extras.outer_running = running.get()
-    twin.policy = policy = Policy(shadow, call.options)
+    shadow_copy.policy = policy = Policy(shadow, call.options)
     policy.given_key, policy.unclaimed, policy.retry_safe = asked.given_key, asked.unclaimed, asked.retry_safe
-    twin.run = twin.turn = twin.guard = None
-    return twin
+    shadow_copy.run = shadow_copy.turn = shadow_copy.guard = None
+    return shadow_copy
 
 
-def _end(twin: GuardedCall, call: GuardedCall) -> None:
+def _end(shadow_copy: GuardedCall, call: GuardedCall) -> None:
     """Settle the twin with the outcome of the call."""
     outcome, interrupt = call.outcome, call.extras.interrupt
     error = interrupt if interrupt is not None or outcome is None else outcome.exception
     if error is not None:
-        twin.entered = twin.number
-        step = raised(twin, error)
+        shadow_copy.entered = shadow_copy.number
+        step = raised(shadow_copy, error)
     elif outcome is None or outcome.status == "success":
-        twin.value = None
-        step = returned(twin)
+        shadow_copy.value = None
+        step = returned(shadow_copy)
     else:
-        twin.off_path().dispatched = True
-        step = settle_interrupted(twin, None, outcome.message)
+        shadow_copy.off_path().dispatched = True
+        step = settle_interrupted(shadow_copy, None, outcome.message)
     try:
-        twin.plan.plans.watcher.drive(twin, step)
+        shadow_copy.plan.plans.watcher.drive(shadow_copy, step)
     except BaseException as passed:
         if passed is not error:  # otherwise the caller has it
             raise

@@ -10,12 +10,12 @@ import msgspec
 import orjson
 
 from antiphon._gateway import outcome as outcomes
-from antiphon._gateway.approving import Asked
+from antiphon._gateway.approval_rule import ApprovalState
 from antiphon._gateway.outcome import Outcome
 from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, WITHDRAWN, Approval, spent_by, written
 from antiphon.contract.events import RunManifest, audit_manifest
 from antiphon.contract.record import DedupeRecord
-from antiphon.decide.claim import UNKNOWN_CODE, Need, may_spend
+from antiphon.decide.claim import UNKNOWN_CODE, ApprovalRequirement, may_spend
 from antiphon.ports import Row, Settlement
 
 if TYPE_CHECKING:
@@ -35,62 +35,64 @@ MESSAGES = {
 
 def needed(plan: Plan, arguments: dict[str, Any]) -> bool:
     """Whether a person must approve a call with these arguments."""
-    return plan.approving is not None and plan.approving.needs(arguments)
+    return plan.approval_rule is not None and plan.approval_rule.needs(arguments)
 
 
 def consider(call: GuardedCall) -> None:
     """Find out whether a person must approve the call, and note it in the run."""
-    found = asked_of(call)
+    found = approval_state_of(call)
     if found is None:
         return
     if call.run is not None:
-        call.run.approval = found.need.policy
-    call.off_path().asked = found
+        call.run.approval = found.requirement.policy
+    call.off_path().approval_state = found
 
 
-def asked_of(call: GuardedCall) -> Asked | None:
+def approval_state_of(call: GuardedCall) -> ApprovalState | None:
     """What the approval of the call must be bound to; ``None``: it needs none."""
-    approving = call.plan.approving
-    assert approving is not None
-    if not approving.needs(call.arguments):
+    approval_rule = call.plan.approval_rule
+    assert approval_rule is not None
+    if not approval_rule.needs(call.arguments):
         return None
     anonymous = call.token == call.identity
-    need = Need(approving.policy, approving.version, _digests(call), approving.bind == "intent", anonymous)
-    return Asked(need)
+    requirement = ApprovalRequirement(
+        approval_rule.policy, approval_rule.version, _digests(call), approval_rule.bind == "intent", anonymous
+    )
+    return ApprovalState(requirement)
 
 
 def _digests(call: GuardedCall) -> tuple[str, ...]:
-    approving = call.plan.approving
-    assert approving is not None
-    return call.plan.plans.fingerprints.bindings(approving.bound_to(call.key, call.arguments))
+    approval_rule = call.plan.approval_rule
+    assert approval_rule is not None
+    return call.plan.plans.fingerprints.bindings(approval_rule.bound_to(call.key, call.arguments))
 
 
-def is_good(call: GuardedCall, asked: Asked, now_ms: int) -> bool:
+def is_good(call: GuardedCall, state: ApprovalState, now_ms: int) -> bool:
     """Whether the claim just won may be dispatched: the approval it replaced is valid for it, at the store's time.
 
     The digest is computed again from the current arguments. A worker that stalled for longer than its lease may have
     replaced what followed that approval; it asks again.
     """
-    approval = asked.spending
-    if approval is None or now_ms - asked.seen_ms > call.plan.lease_ms:
+    approval = state.spending
+    if approval is None or now_ms - state.seen_ms > call.plan.lease_ms:
         return False
-    return may_spend(approval, asked.need._replace(digests=_digests(call)), now_ms)
+    return may_spend(approval, state.requirement._replace(digests=_digests(call)), now_ms)
 
 
-def question(call: GuardedCall, now_ms: int) -> tuple[Approval, Settlement]:
+def new_request(call: GuardedCall, now_ms: int) -> tuple[Approval, Settlement]:
     """A new pending approval, and the settlement that records it."""
-    plan, asked = call.plan, call.extras.asked
-    assert plan.approving is not None and asked is not None
-    ttl_ms = plan.approving.ttl_ms
+    plan, state = call.plan, call.extras.approval_state
+    assert plan.approval_rule is not None and state is not None
+    ttl_ms = plan.approval_rule.ttl_ms
     approval = Approval(
         id=secrets.token_hex(8),
         digest=_digests(call)[0],
-        policy=asked.need.policy,
-        policy_version=asked.need.version,
+        policy=state.requirement.policy,
+        policy_version=state.requirement.version,
         asker=call.place[1],
         asked_at_ms=now_ms,
         expires_at_ms=now_ms + ttl_ms,
-        arguments=plan.results.asked(call.key, plan.approving.shown(call.arguments)),
+        arguments=plan.results.for_approval(call.key, plan.approval_rule.shown(call.arguments)),
         shown_in=call.options.shown_in,
     )
     return approval, _record(approval, REQUIRED, outcomes.approval_required(plan.name, approval.id).message, ttl_ms)
@@ -109,7 +111,7 @@ def decided(approval: Approval, code: str, *, by: str, at_ms: int, where: str, r
     return _record(made, code, said, approval.expires_at_ms - at_ms)
 
 
-def counts(verdict: Verdict, asked: Asked, found: Approval) -> bool:
+def applies(verdict: Verdict, state: ApprovalState, found: Approval) -> bool:
     """Whether a decision made in a framework applies to this approval.
 
     Either it names the approval; or it is about the one that the framework has shown, and then this delivery cannot
@@ -120,7 +122,7 @@ def counts(verdict: Verdict, asked: Asked, found: Approval) -> bool:
         return False
     if verdict.approval:
         return verdict.approval == found.id
-    return bool(found.shown_in) and found.shown_in == verdict.where and not asked.is_new
+    return bool(found.shown_in) and found.shown_in == verdict.where and not state.is_new
 
 
 def audited(call: GuardedCall, found: Approval, code: str, verdict: Verdict, at_ms: int) -> tuple[RunManifest, Row]:
@@ -150,24 +152,24 @@ def given_back(approval: Approval) -> Settlement:
 
 def settles(call: GuardedCall, settlement: Settlement) -> Settlement:
     """How a call that has spent an approval ends: if it certainly had no effect, it gives the approval back."""
-    asked = call.extras.asked
-    if asked is None or asked.spent is None:
+    state = call.extras.approval_state
+    if state is None or state.spent is None:
         return settlement
     if settlement.error is not None and settlement.error[0] == UNKNOWN_CODE:
-        return settlement._replace(payload=written(asked.spent))
+        return settlement._replace(payload=written(state.spent))
     nothing = settlement.state == "cancelled" and not settlement.dispatched
     if nothing or (settlement.state == "failed" and not call.extras.may_have_applied):
-        return given_back(asked.spent)._replace(attempts=settlement.attempts, attempt_count=settlement.attempt_count)
+        return given_back(state.spent)._replace(attempts=settlement.attempts, attempt_count=settlement.attempt_count)
     return settlement
 
 
 def recovered(call: GuardedCall, version: int, now_ms: int) -> None:
     """A claim request that broke off has replaced the approval if the claim is the call's own (0: it is another's)."""
-    asked = call.extras.asked
-    if asked is not None and asked.spending is not None:
-        if version and now_ms - asked.seen_ms <= call.plan.lease_ms:
-            asked.spent = asked.spending
-        asked.spending = None
+    state = call.extras.approval_state
+    if state is not None and state.spending is not None:
+        if version and now_ms - state.seen_ms <= call.plan.lease_ms:
+            state.spent = state.spending
+        state.spending = None
 
 
 def kept_by(found: DedupeRecord, settlement: Settlement) -> Settlement:
@@ -190,12 +192,12 @@ def required(call: GuardedCall, approval: Approval) -> Outcome:
 def view(call: GuardedCall, approval: Approval) -> dict[str, Any]:
     """What an approver function and listeners receive; the arguments are masked."""
     plan = call.plan
-    assert plan.approving is not None
+    assert plan.approval_rule is not None
     return {
         "approvalId": approval.id,
         "tool": plan.name,
         "description": plan.tool.spec.description,
-        "arguments": plan.results.told(plan.approving.shown(call.arguments)),
+        "arguments": plan.results.for_listeners(plan.approval_rule.shown(call.arguments)),
         "asker": approval.asker,
         "session": call.place[0],
         "policy": approval.policy,

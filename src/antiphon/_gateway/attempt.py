@@ -209,7 +209,7 @@ def raised(call: GuardedCall, error: BaseException) -> Step:
     outcome, delay = _judge(call, failure, error, now)
     if not plan.pass_through and failure.may_have_applied:
         extras.may_have_applied = True
-        _doubt(call)
+        _mark_uncertain(call)
     after_hooks(call, outcome)
     if delay is None:
         return settle_failure(call, outcome)
@@ -231,16 +231,16 @@ def _interrupted(call: GuardedCall, error: BaseException, now: float) -> Step:
     note(call, now, code, False)
     extras.dispatched = code != Paused.code and not _before_effect(call)
     if extras.dispatched:
-        _doubt(call)
+        _mark_uncertain(call)
     extras.interrupt = error
     after_hooks(call, outcomes.interrupted(call.plan.name, error, len(call.attempts)))
     return settle_interrupted(call, error)
 
 
-def _doubt(call: GuardedCall) -> None:
+def _mark_uncertain(call: GuardedCall) -> None:
     """This attempt may have had its effect, whatever the outcome of a later one."""
     if call.extras.late is not None:
-        call.extras.late.doubts.add(call.number)
+        call.extras.late.uncertain_attempts.add(call.number)
 
 
 def _slept(call: GuardedCall, _: None) -> Step:

@@ -47,7 +47,7 @@ class Breakers:
         self._seen: dict[str, BreakerRow] = {}
         self._ends: dict[str, tuple[BreakerRow, float]] = {}
         """When the known rows expire, on the monotonic clock."""
-        self._looked = -math.inf
+        self._last_adopted = -math.inf
         """When rows were last adopted, on the monotonic clock."""
         self._lock = threading.Lock()
         self.dirty: dict[str, Breaker] = {}
@@ -125,19 +125,19 @@ class Breakers:
         self._seen[name] = row
         return row
 
-    def adopt(self, rows: Iterable[BreakerRow], *, told: bool = False) -> list[tuple[str, Transition]]:
+    def adopt(self, rows: Iterable[BreakerRow], *, pushed: bool = False) -> list[tuple[str, Transition]]:
         """Adopt what other processes or an operator wrote; return what changed here.
 
-        *told*: the store pushes every row at once, so one that was not seen before is new.
+        *pushed*: the store pushes every row at once, so one that was not seen before is new.
         """
         now = self._clock.monotonic()
         changed: list[tuple[str, Transition]] = []
         votes: dict[str, list[BreakerRow]] = {}
         with self._lock:
-            quorum = 1 if self._looked == -math.inf else self.quorum
-            rows, oldest_ms = list(rows), 0 if told else (now - self._looked) * 1000
+            quorum = 1 if self._last_adopted == -math.inf else self.quorum
+            rows, oldest_ms = list(rows), 0 if pushed else (now - self._last_adopted) * 1000
             left = {row.key: self._left_ms(row, now, oldest_ms) for row in rows}
-            self._looked = now
+            self._last_adopted = now
             acts = {row.key: row.epoch for row in rows if not row.is_trip}
             for row in rows:
                 key = row.name

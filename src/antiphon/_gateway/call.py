@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphon import _lineage, _scope
-from antiphon._gateway.approving import Asked
+from antiphon._gateway.approval_rule import ApprovalState
 from antiphon._gateway.context import CallContext, Held, held, running
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.ids import uuid7
@@ -19,7 +19,7 @@ from antiphon._gateway.outcome import Outcome
 from antiphon._gateway.plan import NO_OPTIONS, Options, Permits, Place, Plan, Policy
 from antiphon._gateway.point import Point, point
 from antiphon._gateway.recording import RunEntry, entry_of
-from antiphon._gateway.report import About
+from antiphon._gateway.report import TraceData
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guard, Pair, TurnState, active_session, active_turn
 from antiphon.contract.approval import ASKING, note_spent
@@ -48,7 +48,7 @@ class Extras:
     """Whether the log says that this call has waited for a long time."""
     refusals = 0
     """How often the store has refused to change a record that it says is the current one."""
-    asked: Asked | None = None
+    approval_state: ApprovalState | None = None
     """What is known about the approval, if a person must approve the call."""
     hooked: HookCall | None = None
     loop_note = ""
@@ -214,8 +214,8 @@ class GuardedCall:
         return self.plan.plans.fingerprints.of(self.key)
 
     @property
-    def about(self) -> About | None:
-        return self.options.about
+    def trace_data(self) -> TraceData | None:
+        return self.options.trace_data
 
     @property
     def deadline(self) -> float | None:
@@ -241,11 +241,11 @@ class GuardedCall:
     def shown(self) -> str:
         """The arguments, sealed or masked, of a call that only a person can settle if its worker is lost."""
         plan = self.plan
-        shown = plan.results.noted(self.key, self.arguments) if plan.shows else ""
-        asked = self.extras.asked
-        if asked is None:
+        shown = plan.results.for_claim(self.key, self.arguments) if plan.shows else ""
+        state = self.extras.approval_state
+        if state is None:
             return shown
-        return ASKING if asked.spending is None else note_spent(asked.spending, shown)
+        return ASKING if state.spending is None else note_spent(state.spending, shown)
 
 
 def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
@@ -264,7 +264,7 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
     call.run = call.call_id = call.pin = call.guard = None
     call.refusal = call.reuse = call.outcome = call.payload = call.settlement = None
     if _active_runs or _cursor() is not None or _origin() is not None:
-        call.run = entry_of(plan.form, plan.plans.store, plan.plans.settings.tenant)
+        call.run = entry_of(plan.event_template, plan.plans.store, plan.plans.settings.tenant)
         if call.run is not None:
             call.identity = ""
             if session is None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from antiphon._gateway import approval, codec
 from antiphon._gateway import outcome as outcomes
-from antiphon._gateway.approving import Asked
+from antiphon._gateway.approval_rule import ApprovalState
 from antiphon._gateway.attempt import dispatch, renewed
 from antiphon._gateway.call import NO_EXTRAS, GuardedCall
 from antiphon._gateway.context import CallContext, is_held
@@ -29,11 +29,11 @@ from antiphon._gateway.steps import (
     Audit,
     Consult,
     Get,
-    Mark,
     Put,
     Read,
     Reconcile,
     Renew,
+    SettleVersion,
     Sleep,
     Step,
     TakeOver,
@@ -144,8 +144,8 @@ def _started(call: GuardedCall, _: None) -> Step:
 def claimed(call: GuardedCall, reply: Begun) -> Step:
     """The claim is ours, or somebody else's record decides."""
     if type(reply) is not Claimed:
-        if call.extras.asked is not None:  # what follows the approval it meant to spend is not that approval
-            call.extras.asked.spending = None
+        if call.extras.approval_state is not None:  # what follows the approval it meant to spend is not that approval
+            call.extras.approval_state.spending = None
         return _pinned(call) if type(reply) is Pinned else _decide(call, reply)  # type: ignore[arg-type]
     call.version = reply[0]
     plan, run = call.plan, call.run
@@ -155,7 +155,11 @@ def claimed(call: GuardedCall, reply: Begun) -> Step:
         return start_unclaimed(call)
     if run is not None and run.together:
         run.begun()
-    if plan.approving is not None and call.extras.asked is not None and not _approved(call, call.extras.asked, reply):
+    if (
+        plan.approval_rule is not None
+        and call.extras.approval_state is not None
+        and not _approved(call, call.extras.approval_state, reply)
+    ):
         return _ask_person(call, reply.now_ms)
     if run is not None and not run.together:
         return start_unclaimed(call)
@@ -201,9 +205,9 @@ def _claimant(call: GuardedCall) -> rules.Claimant:
     if policy.given_key is not None:
         claimant = replace(claimant, params_digest=_digest(call.params), given_key=True, gate_ms=0)
     if extras is not NO_EXTRAS:
-        asked = extras.asked
-        need, waits = (None, False) if asked is None else (asked.need, asked.until > 0)
-        claimant = replace(claimant, waited_for=extras.waited_for, need=need, waits_for_person=waits)
+        state = extras.approval_state
+        requirement, waits = (None, False) if state is None else (state.requirement, state.until > 0)
+        claimant = replace(claimant, waited_for=extras.waited_for, requirement=requirement, waits_for_person=waits)
     return claimant
 
 
@@ -330,109 +334,109 @@ def _spend(call: GuardedCall, version: int, found: Approval, now_ms: int) -> Ste
     """Replace the approval by the claim in flight: the first call to do so has spent it."""
     if call.options.only_asks:
         return answered(call, approval.is_granted(found))
-    asked = call.extras.asked
-    assert asked is not None
-    asked.spending, asked.seen_ms = found, now_ms
+    state = call.extras.approval_state
+    assert state is not None
+    state.spending, state.seen_ms = found, now_ms
     return _take(call, version)
 
 
-def _approved(call: GuardedCall, asked: Asked, reply: Claimed) -> bool:
+def _approved(call: GuardedCall, state: ApprovalState, reply: Claimed) -> bool:
     """Whether the claim that was just won is backed by an approval."""
-    good = approval.is_good(call, asked, reply.now_ms)
-    asked.spent, asked.spending = asked.spending if good else None, None
-    if asked.spent is None:
+    good = approval.is_good(call, state, reply.now_ms)
+    state.spent, state.spending = state.spending if good else None, None
+    if state.spent is None:
         return False
     if call.run is not None:
-        detail = {"decision": "approved", "policy": asked.spent.policy}
-        call.run.decide("approval", detail, {"approvalId": asked.spent.id, "by": asked.spent.decided_by})
+        detail = {"decision": "approved", "policy": state.spent.policy}
+        call.run.decide("approval", detail, {"approvalId": state.spent.id, "by": state.spent.decided_by})
     return True
 
 
 def _ask_person(call: GuardedCall, now_ms: int) -> Step:
     """Turn the claim into a pending approval; nothing is dispatched."""
-    asked = call.extras.asked
-    assert asked is not None
-    asked.approval, settlement = approval.question(call, now_ms)
-    return Mark(call.key, call.version, settlement, _person_asked)
+    state = call.extras.approval_state
+    assert state is not None
+    state.approval, settlement = approval.new_request(call, now_ms)
+    return SettleVersion(call.key, call.version, settlement, _person_asked)
 
 
 def _person_asked(call: GuardedCall, version: int | None) -> Step:
     """The approval is pending; those who decide are notified."""
     call.version = 0
-    asked = call.extras.asked
-    assert asked is not None and asked.approval is not None
+    state = call.extras.approval_state
+    assert state is not None and state.approval is not None
     if version is None:
-        return _marked(call, None)
-    asked.is_new = True
-    call.plan.reporter.approval(call, "approval.requested", approval.view(call, asked.approval))
-    return _pending(call, version, asked.approval)
+        return _read_again(call, None)
+    state.is_new = True
+    call.plan.reporter.approval(call, "approval.requested", approval.view(call, state.approval))
+    return _pending(call, version, state.approval)
 
 
 def _pending(call: GuardedCall, version: int, found: Approval) -> Step:
     """Let the approver of the tool decide, or wait for a person, or say that one is needed."""
-    plan, asked = call.plan, call.extras.asked
-    approving = plan.approving
-    assert approving is not None and asked is not None
-    asked.approval = found
+    plan, state = call.plan, call.extras.approval_state
+    approval_rule = plan.approval_rule
+    assert approval_rule is not None and state is not None
+    state.approval = found
     verdict, shown_in = call.options.verdict, call.options.shown_in
-    if verdict is not None and not asked.consulted and approval.counts(verdict, asked, found):
-        asked.consulted = True
+    if verdict is not None and not state.consulted and approval.applies(verdict, state, found):
+        state.consulted = True
         return _decide_on(call, version, verdict)
-    if shown_in and found.shown_in != shown_in and not asked.is_new:  # the people there were shown nothing
+    if shown_in and found.shown_in != shown_in and not state.is_new:  # the people there were shown nothing
         return _take(call, version)
-    if approving.approver is not None and not asked.consulted:
-        asked.consulted = True
+    if approval_rule.approver is not None and not state.consulted:
+        state.consulted = True
         arguments = ({**approval.view(call, found), "arguments": dict(call.arguments)},)
-        return Consult(approving.approver, arguments, lambda call, answer: _consulted(call, version, answer))
+        return Consult(approval_rule.approver, arguments, lambda call, answer: _consulted(call, version, answer))
     return _wait_for_person(call, found)
 
 
 def _wait_for_person(call: GuardedCall, found: Approval) -> Step:
     """Wait for the decision, or say that a person is needed."""
-    plan, asked = call.plan, call.extras.asked
-    assert plan.approving is not None and asked is not None
+    plan, state = call.plan, call.extras.approval_state
+    assert plan.approval_rule is not None and state is not None
     now = plan.monotonic()
-    asked.until = asked.until or now + plan.approving.wait_s
-    until = asked.until if call.policy.deadline is None else min(asked.until, call.policy.deadline)
+    state.until = state.until or now + plan.approval_rule.wait_s
+    until = state.until if call.policy.deadline is None else min(state.until, call.policy.deadline)
     if now >= until or (plan.plans.inline_kind == "sync" and _in_event_loop()):
         return answered(call, approval.required(call, found))
-    seconds, asked.pause_s = min(until - now, asked.pause_s), min(asked.pause_s * 2, _LONGEST_PAUSE_S)
+    seconds, state.pause_s = min(until - now, state.pause_s), min(state.pause_s * 2, _LONGEST_PAUSE_S)
     return Sleep(seconds, _woken)  # a store notifies only those who wait for a claim in flight, and this one is not
 
 
 def _consulted(call: GuardedCall, version: int, answer: Any) -> Step:
     """Act on the approver's answer; ``None`` leaves the decision to people."""
-    asked, plan = call.extras.asked, call.plan
-    assert asked is not None and asked.approval is not None and plan.approving is not None
+    state, plan = call.extras.approval_state, call.plan
+    assert state is not None and state.approval is not None and plan.approval_rule is not None
     if answer is not True and answer is not False:
         if answer is not None:
             log.error("the approver of %s must return True, False or None, not %s", plan.name, _kind(answer))
-        return _pending(call, version, asked.approval)
-    by = getattr(plan.approving.approver, "__qualname__", "approver")
+        return _pending(call, version, state.approval)
+    by = getattr(plan.approval_rule.approver, "__qualname__", "approver")
     return _decide_on(call, version, Verdict(answer, by, "approver"))
 
 
 def _decide_on(call: GuardedCall, version: int, verdict: Verdict) -> Step:
     """Write the decision to the record, then to the audit log."""
-    asked, now_ms = call.extras.asked, call.plan.now_ms()
-    assert asked is not None and asked.approval is not None
-    found = asked.approval
+    state, now_ms = call.extras.approval_state, call.plan.now_ms()
+    assert state is not None and state.approval is not None
+    found = state.approval
     code, reason = GRANTED if verdict.approve else DENIED, call.plan.results.clean(verdict.reason)
     made = approval.decided(found, code, by=verdict.by, at_ms=now_ms, where=verdict.where, reason=reason)
 
     def noted(call: GuardedCall, settled: int | None) -> Step:
         if settled is None:  # somebody else was first
-            return _marked(call, None)
-        return Audit(*approval.audited(call, found, code, verdict, now_ms), _marked)
+            return _read_again(call, None)
+        return Audit(*approval.audited(call, found, code, verdict, now_ms), _read_again)
 
-    return Mark(call.key, version, made, noted)
+    return SettleVersion(call.key, version, made, noted)
 
 
 def not_decided(call: GuardedCall) -> Step:
     """The approver failed: people have to decide."""
-    asked = call.extras.asked
-    assert asked is not None and asked.approval is not None
-    return answered(call, approval.required(call, asked.approval))
+    state = call.extras.approval_state
+    assert state is not None and state.approval is not None
+    return answered(call, approval.required(call, state.approval))
 
 
 # -- answers from a record -----------------------------------------------------------------------------------------
@@ -483,7 +487,7 @@ def _reused(call: GuardedCall) -> Step:
         call.label(outcome)
         return answered(call, outcome)
     if found.error is not UNSET and rules.is_resolution(found):  # make it final, then look again
-        return Mark(call.key, found.version, _served_settlement(found), _marked)
+        return SettleVersion(call.key, found.version, _served_settlement(found), _read_again)
     if found.payload_ref is UNSET:
         return _given(call, None)
     results = call.plan.results
@@ -552,7 +556,8 @@ def _unknown(call: GuardedCall, found: DedupeRecord, mark: bool, current: bool) 
     if mark:
         settlement = unknown(call, "its worker was lost")._replace(attempts=(), attempt_count=1)
         settlement = approval.kept_by(found, settlement)
-        return Mark(call.key, found.version, settlement, _marked)  # the store may have found the outcome in its log
+        # the store may have found the outcome in its log
+        return SettleVersion(call.key, found.version, settlement, _read_again)
     return read_back(call, tool, call.arguments, found, _reconciled)
 
 
@@ -585,7 +590,7 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
     if answer is None:
         return still_unknown(call)
     if isinstance(answer, DidNotHappen):
-        return Mark(call.key, found.version, approval.kept_by(found, not_dispatched(call)), _resolved)
+        return SettleVersion(call.key, found.version, approval.kept_by(found, not_dispatched(call)), _resolved)
     if not isinstance(answer, Happened):
         return _misunderstood(call, answer)
     value = answer.value
@@ -606,7 +611,7 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
     call.settlement = settlement
     if spilled is not None:
         return Put(plan.results.required_blobs(), plan.results.tenant, spilled, _reconciled_kept)
-    return Mark(call.key, found.version, settlement, _resolved)
+    return SettleVersion(call.key, found.version, settlement, _resolved)
 
 
 def _misunderstood(call: GuardedCall, answer: Any) -> Step:
@@ -630,10 +635,10 @@ def _kind(value: Any) -> str:
 
 def _reconciled_kept(call: GuardedCall, ref: str) -> Step:
     assert call.settlement is not None
-    return Mark(call.key, _found(call).version, call.plan.results.placed(call.settlement, ref), _resolved)
+    return SettleVersion(call.key, _found(call).version, call.plan.results.placed(call.settlement, ref), _resolved)
 
 
-def _marked(call: GuardedCall, version: int | None) -> Step:
+def _read_again(call: GuardedCall, version: int | None) -> Step:
     refused = None if version is not None else refused_again(call)
     return refused or Read(call.key, call.identity, on_record)
 

@@ -44,7 +44,7 @@ _MOST_FAILURES = 10
 _LONGEST_EXCHANGE_S = 10.0
 
 
-def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> Outcome | None:
+def run_sync(call: GuardedCall, runtime: SyncRuntime, step: Step | None = None) -> Outcome | None:
     """Make a call in this thread; only control flow is raised."""
     error: BaseException | None = None
     failed = 0
@@ -59,19 +59,19 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
                     step = admit(call)
                 while True:  # a plain call goes through once
                     if step is BEGIN:
-                        begin = world.begin
+                        begin = runtime.begin
                         step = claimed(call, begin(call, call.events))
                     if step is INVOKE:
                         call.entered = call.number
                         call.value = call.plan.function(**call.arguments)
                         step = returned(call)
                     if step is SETTLE:
-                        settle = world.settle
+                        settle = runtime.settle
                         step = settled(call, settle(call.key, call.version, call.settlement, call.events))
                     if step is DONE:
                         break
                     if step.__class__ is not Plain:
-                        step = step.then(call, step.ask(world))
+                        step = step.then(call, step.perform(runtime))
                 break
             except BaseException as raised:
                 error = _again(raised, failed)
@@ -90,7 +90,7 @@ def _again(error: BaseException, failed: int) -> BaseException:
     return error
 
 
-async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = None) -> Outcome | None:
+async def run_async(call: GuardedCall, runtime: AsyncRuntime, step: Step | None = None) -> Outcome | None:
     """Make a call in this task; what remains to be done after an interrupt is done in a task of its own."""
     error: BaseException | None = None
     failed = 0
@@ -109,23 +109,23 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
                     step = admit(call)
                 while True:
                     if step is BEGIN:
-                        begin = world.begin
+                        begin = runtime.begin
                         reply = begin(call, call.events)
-                        step = claimed(call, await world.unless_cancelled(reply) if world.suspends else reply)
+                        step = claimed(call, await runtime.unless_cancelled(reply) if runtime.suspends else reply)
                     if step is INVOKE:
                         call.entered = call.number
                         call.value = await call.plan.function(**call.arguments)
                         step = returned(call)
                     if step is SETTLE:
-                        settle = world.settle
+                        settle = runtime.settle
                         reply = settle(call.key, call.version, call.settlement, call.events)
-                        step = settled(call, await reply if world.suspends else reply)
+                        step = settled(call, await reply if runtime.suspends else reply)
                     if step is DONE:
                         return call.outcome
                     if step.__class__ is not Plain:
-                        reply = step.ask(world)
+                        reply = step.perform(runtime)
                         step = step.then(
-                            call, await (world.unless_cancelled(reply) if isinstance(step, STORE_STEPS) else reply)
+                            call, await (runtime.unless_cancelled(reply) if isinstance(step, STORE_STEPS) else reply)
                         )
             except BaseException as raised:
                 error = _again(raised, failed)
@@ -134,7 +134,7 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
         if isinstance(interrupt, GeneratorExit):  # a closed coroutine cannot wait
             abandon(call)
         elif step is not DONE:
-            await world.shielded(run_async(call, world, step))
+            await runtime.shielded(run_async(call, runtime, step))
     except BaseException:
         abandon(call)
         raise
@@ -144,15 +144,15 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
 class _Timed:
     """A journal whose steps end at a fixed time, whatever the store does: each on a thread or task of its own."""
 
-    __slots__ = ("_make", "_world")
+    __slots__ = ("_make", "_runtime")
 
-    def __init__(self, world: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
-        self._world = world
+    def __init__(self, runtime: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
+        self._runtime = runtime
         self._make = make
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        world, make = self._world, self._make
-        return lambda *args, **options: make(lambda: methodcaller(name, *args, **options)(world.journal))
+        runtime, make = self._runtime, self._make
+        return lambda *args, **options: make(lambda: methodcaller(name, *args, **options)(runtime.journal))
 
 
 class _OneAtATime:
@@ -177,7 +177,7 @@ class _OneAtATime:
         self._until = 0.0
 
 
-class _World:
+class _Runtime:
     """What the services of threads and those of event loops have in common."""
 
     def __init__(self, plans: Plans, feed: BreakerFeed, journal: Any = None) -> None:
@@ -228,13 +228,13 @@ class _World:
         return journal
 
 
-class _Until(_World):
+class _Until(_Runtime):
     """The services for a call that must end at a fixed time."""
 
-    def __init__(self, world: Any, moment: float) -> None:
-        self._plans, self._feed, self._breaker = world._plans, world._feed, world._breaker
-        self._world, self._moment = world, moment
-        self._timed = _Timed(world, self._make)
+    def __init__(self, runtime: Any, moment: float) -> None:
+        self._plans, self._feed, self._breaker = runtime._plans, runtime._feed, runtime._breaker
+        self._runtime, self._moment = runtime, moment
+        self._timed = _Timed(runtime, self._make)
         self.begin, self.settle = self._begin, self._timed.settle
 
     def _begin(self, *arguments: Any) -> Any:
@@ -250,17 +250,17 @@ class _Until(_World):
     def journal(self) -> Any:
         return self._timed
 
-    def look(self, key: str, identity: str, seconds: float) -> Any:
-        return self._world.look(key, identity, min(seconds, self._left()))
+    def try_read(self, key: str, identity: str, seconds: float) -> Any:
+        return self._runtime.try_read(key, identity, min(seconds, self._left()))
 
     def refresh(self, seconds: float) -> Any:
-        return self._world.refresh(min(seconds, self._left()))
+        return self._runtime.refresh(min(seconds, self._left()))
 
     def append(self, run: RunEntry, rows: Sequence[Row]) -> Any:
-        return self._make(lambda: self._world.append(run, rows))
+        return self._make(lambda: self._runtime.append(run, rows))
 
 
-class SyncWorld(_World):
+class SyncRuntime(_Runtime):
     """The services that calls in a thread use."""
 
     def __init__(self, plans: Plans, feed: BreakerFeed, journal: SyncJournal | None = None) -> None:
@@ -292,7 +292,7 @@ class SyncWorld(_World):
             journal: SyncJournal = self._journal
             return journal
 
-    def until(self, deadline: float | None) -> SyncWorld:
+    def until(self, deadline: float | None) -> SyncRuntime:
         """The same services for a call that must end soon after *deadline*, whatever the store does."""
         return self if deadline is None or not self._breaker.on else _SyncUntil(self, deadline + GRACE_S)
 
@@ -304,11 +304,11 @@ class SyncWorld(_World):
     def sleep(self, seconds: float) -> None:
         self._plans.clock.sleep(seconds)
 
-    def look(self, key: str, identity: str, seconds: float) -> Any:
+    def try_read(self, key: str, identity: str, seconds: float) -> Any:
         """The record, if the store answers at once."""
         if not self._breaker.on:
             return self.journal.read(key, identity)
-        return self._breaker.look(lambda: self.journal.read(key, identity), seconds)
+        return self._breaker.try_read(lambda: self.journal.read(key, identity), seconds)
 
     def refresh(self, seconds: float) -> None:
         """Apply changed settings; and breaker states of others, if they arrive soon: otherwise when they arrive."""
@@ -349,7 +349,7 @@ class SyncWorld(_World):
         self.journal.open_run(manifest)
         self.journal.append(manifest.id, (row,))
 
-    def ask(self, run: RunEntry, invocation: Invocation) -> Answer | None:
+    def replay(self, run: RunEntry, invocation: Invocation) -> Answer | None:
         assert run.scope.invoker is not None
         return run.scope.invoker.answer_tool(invocation)
 
@@ -375,7 +375,7 @@ class SyncWorld(_World):
         return function(*arguments)
 
 
-class _SyncUntil(_Until, SyncWorld):
+class _SyncUntil(_Until, SyncRuntime):
     def _begin(self, *arguments: Any) -> Any:
         if self._breaker.is_open:
             self._breaker.wait_for_probe(self._left())
@@ -388,7 +388,7 @@ class _SyncUntil(_Until, SyncWorld):
         return self._breaker.within(step, seconds, too_late(seconds))
 
 
-class AsyncWorld(_World):
+class AsyncRuntime(_Runtime):
     """The services that calls in the tasks of one event loop use."""
 
     def __init__(self, plans: Plans, feed: BreakerFeed) -> None:
@@ -416,7 +416,7 @@ class AsyncWorld(_World):
             self._feed.keep(self)
         return journal
 
-    def until(self, deadline: float | None) -> AsyncWorld:
+    def until(self, deadline: float | None) -> AsyncRuntime:
         """The same services for a call that must end soon after *deadline*, whatever the store does."""
         return self if deadline is None or not self._breaker.on else _AsyncUntil(self, deadline + GRACE_S)
 
@@ -451,12 +451,12 @@ class AsyncWorld(_World):
     async def sleep(self, seconds: float) -> None:
         await self._plans.clock.sleep_async(seconds)
 
-    async def look(self, key: str, identity: str, seconds: float) -> Any:
+    async def try_read(self, key: str, identity: str, seconds: float) -> Any:
         """The record, if the store answers at once."""
         if not self._breaker.on:
             return await self.journal.read(key, identity)
         journal = self.journal
-        return await self._breaker.look_async(lambda: journal.read(key, identity), seconds)
+        return await self._breaker.try_read_async(lambda: journal.read(key, identity), seconds)
 
     async def refresh(self, seconds: float) -> None:
         """Apply changed settings; and breaker states of others, if they arrive soon: otherwise when they arrive."""
@@ -492,7 +492,7 @@ class AsyncWorld(_World):
         await self.journal.open_run(manifest)
         await self.journal.append(manifest.id, (row,))
 
-    async def ask(self, run: RunEntry, invocation: Invocation) -> Answer | None:
+    async def replay(self, run: RunEntry, invocation: Invocation) -> Answer | None:
         assert run.scope.invoker is not None
         return run.scope.invoker.answer_tool(invocation)
 
@@ -529,7 +529,7 @@ class AsyncWorld(_World):
         return await asyncio.to_thread(function, *arguments)
 
 
-class _AsyncUntil(_Until, AsyncWorld):
+class _AsyncUntil(_Until, AsyncRuntime):
     suspends = True
 
     async def _begin(self, *arguments: Any) -> Any:
@@ -572,25 +572,25 @@ class BreakerFeed:
         self._next_read = 0.0
         self.opening: Any = threading.RLock()
         """Held while a journal of the gateway is opened."""
-        self._worlds: weakref.WeakKeyDictionary[AsyncWorld, Any] = weakref.WeakKeyDictionary()
-        """The event loop of each world that has a journal."""
+        self._runtimes: weakref.WeakKeyDictionary[AsyncRuntime, Any] = weakref.WeakKeyDictionary()
+        """The event loop of each runtime that has a journal."""
         renewed_after_fork(self, BreakerFeed.after_fork)
 
-    def keep(self, world: AsyncWorld) -> None:
-        """Remember the running event loop as the one of *world*."""
+    def keep(self, runtime: AsyncRuntime) -> None:
+        """Remember the running event loop as the one of *runtime*."""
         asyncio = sys.modules.get("asyncio")
         loop = None if asyncio is None else asyncio._get_running_loop()
         if loop is not None:
-            self._worlds[world] = weakref.ref(loop)
+            self._runtimes[runtime] = weakref.ref(loop)
 
     def let_go_of_closed_loops(self) -> None:
         """Nobody can close their journals: once unreferenced, these close their connections."""
-        for world, reference in list(self._worlds.items()):
+        for runtime, reference in list(self._runtimes.items()):
             loop = reference()
             if loop is None or loop.is_closed():
-                del self._worlds[world]
+                del self._runtimes[runtime]
                 with contextlib.suppress(RuntimeError):  # a closed loop accepts no callbacks
-                    world.let_go()
+                    runtime.let_go()
 
     def due(self, journal: SyncJournal | Journal) -> bool:
         """Whether the rows have to be read; not if the store pushes changes."""
@@ -607,10 +607,10 @@ class BreakerFeed:
             if stop is not None:
                 self._stops[journal] = stop
 
-    def told(self, row: BreakerRow) -> None:
+    def pushed(self, row: BreakerRow) -> None:
         """A row was written somewhere (called from the store's own thread or event loop)."""
         if self._rows.get(row.key) != row:
-            self._take((row,), told=True)
+            self._take((row,), pushed=True)
 
     def stop(self, journal: SyncJournal | Journal) -> None:
         """Unsubscribe: *journal* is about to be closed."""
@@ -623,7 +623,7 @@ class BreakerFeed:
         self.opening = threading.RLock()
         self._plans.next_refresh = self._next_read = 0.0
 
-    def _take(self, rows: Iterable[BreakerRow], *, told: bool = False) -> None:
+    def _take(self, rows: Iterable[BreakerRow], *, pushed: bool = False) -> None:
         """A trip counts for others only together with further trips, so all rows are evaluated again."""
         kept = dict(self._rows)
         for row in rows:
@@ -631,16 +631,16 @@ class BreakerFeed:
             if known is None or (row.epoch, row.updated_at_ms) >= (known.epoch, known.updated_at_ms):
                 kept[row.key] = row
         self._rows = kept
-        self._plans.adopt(kept.values(), told=told)
+        self._plans.adopt(kept.values(), pushed=pushed)
 
 
 def _weakly(feed: BreakerFeed) -> Callable[[BreakerRow], None]:
     """A subscription must not keep a forgotten gateway alive."""
     reference = weakref.ref(feed)
 
-    def told(row: BreakerRow) -> None:
+    def pushed(row: BreakerRow) -> None:
         listening = reference()
         if listening is not None:
-            listening.told(row)
+            listening.pushed(row)
 
-    return told
+    return pushed

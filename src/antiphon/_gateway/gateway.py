@@ -15,12 +15,12 @@ from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from antiphon._gateway import results, undo
 from antiphon._gateway.call import GuardedCall, new_call
-from antiphon._gateway.drivers import AsyncWorld, BreakerFeed, SyncWorld, run_async, run_sync
+from antiphon._gateway.drivers import AsyncRuntime, BreakerFeed, SyncRuntime, run_async, run_sync
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome
 from antiphon._gateway.plan import NO_OPTIONS, Dependencies, OldPlace, Options, Plan, Plans
-from antiphon._gateway.report import About
+from antiphon._gateway.report import TraceData
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.settlement import recover_lost_claim
 from antiphon._gateway.source import Opened
@@ -88,7 +88,7 @@ class BaseGateway:
 
         def resume(journal: SyncJournal, call: GuardedCall, step: Step) -> None:
             call.extras.interrupt = None  # from an earlier attempt
-            run_sync(call, SyncWorld(plans, feed, journal), step)
+            run_sync(call, SyncRuntime(plans, feed, journal), step)
 
         def regain(journal: SyncJournal, call: GuardedCall) -> bool:
             rest, step = recover_lost_claim(call)
@@ -101,7 +101,7 @@ class BaseGateway:
 
         plans.leases.resume = resume
         plans.leases.regain = regain
-        self._beside: SyncWorld = SyncWorld(plans, feed)
+        self._beside: SyncRuntime = SyncRuntime(plans, feed)
         beside = self._beside
         """The services that the shadow-mode thread uses."""
         plans.watcher.drive = lambda call, step: run_sync(call, beside, step)
@@ -313,9 +313,9 @@ class BaseGateway:
 
     def metrics_of(self, tenants: Iterable[str], left: Container[str] = ()) -> str:
         """:meth:`metrics` with the claims and runs of several tenants; *left*: runs that nobody can resume."""
-        from antiphon._gateway.sample import sample
+        from antiphon._gateway.gauges import update_gauges
 
-        sample(self._plans, tenants, left)
+        update_gauges(self._plans, tenants, left)
         return self._plans.reporter.render()
 
     def sample(self, counts: Mapping[tuple[str, str], int]) -> None:
@@ -433,7 +433,7 @@ class Gateway(BaseGateway):
 
     def __init__(self, dependencies: Dependencies) -> None:
         super().__init__(dependencies, asynchronous=False)
-        self._world: SyncWorld = self._beside
+        self._runtime: SyncRuntime = self._beside
 
     def _check(self, tool: Tool) -> None:
         if tool.kind in ("async", "async_generator"):
@@ -442,7 +442,7 @@ class Gateway(BaseGateway):
             raise InvalidInput(f"reconcile of {tool.full_name} is asynchronous: register it with an AsyncGateway.")
 
     def _wrap(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
-        plans, world, make = self._plans, self._world, self._maker(tool, given)
+        plans, runtime, make = self._plans, self._runtime, self._maker(tool, given)
         plan: Any = _NOT_MADE
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -456,7 +456,7 @@ class Gateway(BaseGateway):
                     plans.check_for_changes()
                     return guarded(*args, **kwargs)
             call = make(plan, plan.bind(*args, **kwargs))
-            outcome = run_sync(call, world)
+            outcome = run_sync(call, runtime)
             return call.value if outcome is None else self._unwrap(call, outcome)
 
         return guarded
@@ -467,13 +467,13 @@ class Gateway(BaseGateway):
     def _streamed(self, call: GuardedCall, outcome: Outcome) -> Outcome:
         opened = outcome.stream
         if opened.__class__ is Opened:
-            outcome.stream = SyncStream(StreamState(call), opened, lambda step: run_sync(call, self._world, step))
+            outcome.stream = SyncStream(StreamState(call), opened, lambda step: run_sync(call, self._runtime, step))
             call.outcome = None  # not over yet; and only its reader keeps the stream alive
         return outcome
 
     def run(self, call: GuardedCall) -> Outcome:
         """Make a call that was requested by name; a stream is read to its end."""
-        run_sync(call, self._world.until(call.options.deadline))
+        run_sync(call, self._runtime.until(call.options.deadline))
         return results.gather(self._streamed(call, call.result()))
 
     def execute(self, envelope: Envelope) -> ToolResultEnvelope:
@@ -499,7 +499,7 @@ class Gateway(BaseGateway):
         """Close the store; outcomes not recorded yet are waited for, a second at most."""
         for pause in self._drain():
             time.sleep(pause)
-        self._world.close()
+        self._runtime.close()
 
     def __enter__(self) -> Self:
         return self
@@ -517,11 +517,11 @@ class AsyncGateway(BaseGateway):
 
         super().__init__(dependencies, asynchronous=True)
         self._loop_of = asyncio.get_running_loop
-        self._worlds: weakref.WeakKeyDictionary[Any, AsyncWorld] = weakref.WeakKeyDictionary()
+        self._runtimes: weakref.WeakKeyDictionary[Any, AsyncRuntime] = weakref.WeakKeyDictionary()
         self._last_loop: Any = None
-        self._last_world: AsyncWorld
+        self._last_runtime: AsyncRuntime
 
-    def _world(self) -> AsyncWorld:
+    def _runtime(self) -> AsyncRuntime:
         """The services that the running event loop uses."""
         try:
             loop = self._loop_of()
@@ -530,12 +530,12 @@ class AsyncGateway(BaseGateway):
                 "AsyncGateway needs a running asyncio event loop (anyio on asyncio has one, trio has none)."
             ) from None
         if loop is self._last_loop:
-            return self._last_world
-        world = self._worlds.get(loop)
-        if world is None:
-            world = self._worlds[loop] = AsyncWorld(self._plans, self._feed)
-        self._last_loop, self._last_world = loop, world
-        return world
+            return self._last_runtime
+        runtime = self._runtimes.get(loop)
+        if runtime is None:
+            runtime = self._runtimes[loop] = AsyncRuntime(self._plans, self._feed)
+        self._last_loop, self._last_runtime = loop, runtime
+        return runtime
 
     def _check(self, tool: Tool) -> None:
         if tool.kind == "generator":
@@ -545,7 +545,7 @@ class AsyncGateway(BaseGateway):
             )
 
     def _wrap(self, tool: Tool, given: Options | None = None) -> Callable[..., Any]:
-        plans, world_of, make = self._plans, self._world, self._maker(tool, given)
+        plans, runtime_of, make = self._plans, self._runtime, self._maker(tool, given)
         plan: Any = _NOT_MADE
 
         async def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -561,7 +561,7 @@ class AsyncGateway(BaseGateway):
                         value = plan.bypass(*args, **kwargs)
                         return value if tool.streams else await value
             call = make(plan, plan.bind(*args, **kwargs))
-            outcome = await run_async(call, world_of())
+            outcome = await run_async(call, runtime_of())
             return call.value if outcome is None else self._unwrap(call, outcome)
 
         async def guarded_stream(*args: Any, **kwargs: Any) -> Any:
@@ -577,14 +577,14 @@ class AsyncGateway(BaseGateway):
     def _streamed(self, call: GuardedCall, outcome: Outcome) -> Outcome:
         opened = outcome.stream
         if opened.__class__ is Opened:
-            state, world = StreamState(call), self._world()
-            outcome.stream = AsyncStream(state, opened, lambda step: run_async(call, world, step), world.shielded)
+            state, runtime = StreamState(call), self._runtime()
+            outcome.stream = AsyncStream(state, opened, lambda step: run_async(call, runtime, step), runtime.shielded)
             call.outcome = None
         return outcome
 
     async def run(self, call: GuardedCall, overhear: Callable[[Any], Any] | None = None) -> Outcome:
         """Make a call that was requested by name; a stream is read to its end, through *overhear* if that is given."""
-        await run_async(call, self._world().until(call.options.deadline))
+        await run_async(call, self._runtime().until(call.options.deadline))
         outcome = self._streamed(call, call.result())
         if overhear is not None and outcome.stream is not None and hasattr(outcome.stream, "__aiter__"):
             outcome.stream = overhear(outcome.stream)
@@ -616,10 +616,10 @@ class AsyncGateway(BaseGateway):
         for pause in self._drain():
             await asyncio.sleep(pause)
         self._last_loop = None
-        world = self._worlds.pop(self._loop_of(), None)
-        if world is not None:
-            await world.close()
-        if not self._worlds and not self._plans.watcher.waiting:
+        runtime = self._runtimes.pop(self._loop_of(), None)
+        if runtime is not None:
+            await runtime.close()
+        if not self._runtimes and not self._plans.watcher.waiting:
             self._beside.close()
 
     async def __aenter__(self) -> Self:
@@ -755,7 +755,7 @@ def from_envelope(envelope: ToolCallEnvelope, plan: Plan, turn: TurnState | None
         safety_critical=hints is not UNSET and hints.safety_critical is True,
         retry_safe=hints is not UNSET and hints.expected_retry_safe is True,
         reuse="never" if plan.tool.spec.effect == "write" else "session",
-        about=_about(envelope),
+        trace_data=_trace_data(envelope),
         by_id=True,
         before=before,
     )
@@ -785,13 +785,13 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("/", "%2F")
 
 
-def _about(envelope: ToolCallEnvelope) -> About | None:
+def _trace_data(envelope: ToolCallEnvelope) -> TraceData | None:
     correlation, control, trace = envelope.target.correlation_id, envelope.control, envelope.trace
-    about = About(
+    trace_data = TraceData(
         None if correlation is UNSET else correlation,
         None if control.request_tags is UNSET else control.request_tags,
         None if trace.baggage is UNSET else trace.baggage,
         None if trace.traceparent is UNSET else trace.traceparent,
         None if control.from_hook is UNSET else control.from_hook,
     )
-    return about if any(about) else None
+    return trace_data if any(trace_data) else None

@@ -8,7 +8,7 @@ from typing import Any
 from antiphon._daemon import Latch
 from antiphon._gateway import codec
 from antiphon._gateway.call import GuardedCall
-from antiphon._gateway.report import About
+from antiphon._gateway.report import TraceData
 from antiphon._gateway.tool import Tool
 from antiphon._late import traceback_of
 from antiphon.decide.claim import is_unknown
@@ -29,10 +29,10 @@ class LateResult:
         self.request_id = call.request_id
         self.call_id = call.call_id
         self.place, self.key = call.place, call.key
-        self.about: About | None = call.about
+        self.trace_data: TraceData | None = call.trace_data
         self.over: Latch = Latch() if before is None else before.over
         """Set when the call has written its own end, which goes first."""
-        self.doubts: set[int] = set() if before is None else before.doubts
+        self.uncertain_attempts: set[int] = set() if before is None else before.uncertain_attempts
         """The attempts of the call that may have had an effect."""
         self._number = call.number
         self.fences: set[int] = set() if before is None else before.fences
@@ -70,8 +70,8 @@ class LateResult:
             failure = self.tool.failure(error, self._plan.now_ms())
             if failure.may_have_applied or not is_unknown(record):
                 return False
-            self.doubts.discard(self._number)
-            if self.doubts:  # this attempt had no effect, but an earlier one may have
+            self.uncertain_attempts.discard(self._number)
+            if self.uncertain_attempts:  # this attempt had no effect, but an earlier one may have
                 return False
             cause = (failure.code, self._plan.results.clean(failure.message), not failure.retriable, failure.retriable)
             attempts = (self._attempt(failure.code, failure.retriable),)

@@ -40,7 +40,7 @@ class Outcome(Struct, eq=False):
     metadata: dict[str, Any] | None = None
     unclassified: bool = False
     stream: Any = None
-    notices: Sequence[tuple[Any, float]] = ()
+    notifications: Sequence[tuple[Any, float]] = ()
     """What a recording has before the outcome of a tool that is no stream, each with the pause before it in ms."""
 
     def note(self, **more: Any) -> None:

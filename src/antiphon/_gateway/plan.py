@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from antiphon._daemon import renewed_after_fork
-from antiphon._gateway.approving import Approving
+from antiphon._gateway.approval_rule import ApprovalRule
 from antiphon._gateway.breakers import Breakers, Path
 from antiphon._gateway.hooks import HookReply, Hooks
 from antiphon._gateway.ids import Fingerprints
 from antiphon._gateway.leases import Lease, Leases
 from antiphon._gateway.owner import owner_token
-from antiphon._gateway.recording import Form
-from antiphon._gateway.report import About, Listeners, Reporter, Tallies, Tally
+from antiphon._gateway.recording import EventTemplate
+from antiphon._gateway.report import Listeners, Reporter, Tallies, Tally, TraceData
 from antiphon._gateway.result_store import ResultStore
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.store_breaker import StoreBreaker
@@ -94,7 +94,7 @@ class Options(NamedTuple):
     retry_safe: bool = False
     reuse: Any = None
     """What applies where the tool declares nothing."""
-    about: About | None = None
+    trace_data: TraceData | None = None
     by_id: bool | None = None
     """Whether its id is valid for one set of arguments only; ``None``: if the call has one."""
     counted_in: str = ""
@@ -220,7 +220,7 @@ class Plan:
     __slots__ = (
         "_keyed",
         "_settings",
-        "approving",
+        "approval_rule",
         "bare",
         "bind",
         "bound_loop",
@@ -230,7 +230,7 @@ class Plan:
         "clock",
         "credit",
         "dirty",
-        "form",
+        "event_template",
         "function",
         "guards",
         "hold",
@@ -298,7 +298,7 @@ class Plan:
         self.watches: bool = plans.guards.policy.watches and not self.pass_through
         self.bypass: Callable[..., Any] | None = (
             tool.function
-            if self.off and self.hooks is None and tool.context_param is None and tool.approving is None
+            if self.off and self.hooks is None and tool.context_param is None and tool.approval_rule is None
             else None
         )
         """What a decorated function is if there is nothing to do at all."""
@@ -310,7 +310,7 @@ class Plan:
         plain = tool.kind == plans.inline_kind and tool.context_param is None and tool.is_plain
         self.inline: bool = plain and not tool.has_point
         self.idempotent: bool = spec.idempotent
-        self.approving: Approving | None = tool.approving
+        self.approval_rule: ApprovalRule | None = tool.approval_rule
         """Which calls a person must approve; ``None``: none."""
         self.bound_loop: bool = not spec.poll and not spec.cost
         """Whether the loop guard needs to know nothing but the call."""
@@ -322,7 +322,7 @@ class Plan:
         """Whether another process may take over a claim while this one is paused."""
         self.shows: bool = self.shared and not self.idempotent and not self.pass_through
         """Whether claims keep the arguments: others see them, and a lost worker leaves an unknown outcome."""
-        self.form: Form = Form(spec, tool.streams, tool.decode)
+        self.event_template: EventTemplate = EventTemplate(spec, tool.streams, tool.decode)
         # what its calls share
         self.clock: Clock = plans.clock
         self.monotonic: Callable[[], float] = plans.clock.monotonic
@@ -350,7 +350,7 @@ class Plan:
         if shadow_of is not None:
             self.bare.path, self.bare.unclaimed = (), True
         shadowed = shadow_of is None and not self.off and (settings.shadow or any(override.shadow for override in own))
-        shadowed = shadowed and tool.approving is None  # a call that needs a person is never only watched
+        shadowed = shadowed and tool.approval_rule is None  # a call that needs a person is never only watched
         self.shadow: Plan | None = Plan(plans, tool, shadow_of=self) if shadowed else None
         """How calls that are only watched are made."""
 
@@ -487,9 +487,9 @@ class Plans:
         """The retry budget of the tool's dependency (D22)."""
         return self._budgets.setdefault(tool.spec.dependency or tool.full_name, TokenBucket())
 
-    def adopt(self, rows: Iterable[BreakerRow], *, told: bool = False) -> None:
-        """Adopt breaker states that other processes or an operator wrote; *told*: at this moment."""
-        for key, transition in self.breakers.adopt(rows, told=told):
+    def adopt(self, rows: Iterable[BreakerRow], *, pushed: bool = False) -> None:
+        """Adopt breaker states that other processes or an operator wrote; *pushed*: at this moment."""
+        for key, transition in self.breakers.adopt(rows, pushed=pushed):
             self.reporter.transition(key, transition)
 
     def unshared_rows(self) -> list[tuple[str, BreakerRow]]:

@@ -27,7 +27,7 @@ _SMALL = 16_384
 """Larger results are encoded by the recorder, which may spill them."""
 
 
-class Form:
+class EventTemplate:
     """The parts of a tool's events that are the same for all its calls, as JSON."""
 
     __slots__ = ("decode", "head", "meta", "name", "streams")
@@ -49,7 +49,7 @@ class RunEntry:
     """The position of one call in its run, and what is written there."""
 
     scope: RunScope
-    _form: Form
+    _template: EventTemplate
     together: bool
     """Claims and events share a store, hence a transaction."""
     approval: str = ""
@@ -81,7 +81,7 @@ class RunEntry:
         """The same for arguments whose written form is known."""
         self.entered = True
         self._shown = shown
-        scope, name = self.scope, self._form.name
+        scope, name = self.scope, self._template.name
         cursor = _cursor.get()
         orphan = cursor is None or cursor[0] is not scope
         self.site = site = scope.enter(name, shown[1])
@@ -94,7 +94,7 @@ class RunEntry:
     def identity(self) -> str:
         """The identity of a call to which the model gave no id: its position in the run (D2)."""
         lane, nth = self._place
-        return f"{self.scope.run_id}:{lane}:{self._form.name}:{self._shown[1][:16]}:{nth}"
+        return f"{self.scope.run_id}:{lane}:{self._template.name}:{self._shown[1][:16]}:{nth}"
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -125,14 +125,14 @@ class RunEntry:
         start = self._start
         if start is None:
             data, digest, masking = self._shown
-            form = self._form
-            payload = b'%b%b,"digest":"%b","nth":%d}' % (form.head, data, digest.encode(), self.site[2])
+            template = self._template
+            payload = b'%b%b,"digest":"%b","nth":%d}' % (template.head, data, digest.encode(), self.site[2])
             if self.approval:
                 payload = payload[:-1] + b',"approval":%b}' % orjson.dumps(self.approval)
             more = b"" if call_id is None else self._named(call_id)
             if self._place != (self.site.lane, self.site.nth):
                 more += b',"%b":%b' % (SAME_AS.encode(), orjson.dumps(self._place))
-            ids = (orjson.dumps(request_id), key[:16].encode(), form.meta, more + self.more)
+            ids = (orjson.dumps(request_id), key[:16].encode(), template.meta, more + self.more)
             meta = b'{"requestId":%b,"keyFingerprint":"%b",%b%b}' % ids
             start = self._start = (self.scope.compose("call.started", self.site, payload, meta, masking),)
         return start
@@ -181,7 +181,7 @@ class RunEntry:
 
     def _chunks(self, outcome: Outcome) -> Sequence[Row]:
         """The chunks of a call that was answered from a record; those of a live one are in the log already."""
-        given = outcome.notices
+        given = outcome.notifications
         if outcome.from_cache and outcome.status == "success" and self._streamed(outcome):
             given = [(data if isinstance(data, (str, bytes)) else recordable(data), 0.0) for data in outcome.value]
         if not given:
@@ -189,11 +189,11 @@ class RunEntry:
         chunks = self.scope.chunks(self.site)
         for data, gap_ms in given:
             chunks.add(data, gap_ms)
-        rows: Sequence[Row] = chunks.rest()
+        rows: Sequence[Row] = chunks.remaining()
         return rows
 
     def _streamed(self, outcome: Outcome) -> bool:
-        return self._form.streams and isinstance(outcome.value, list)
+        return self._template.streams and isinstance(outcome.value, list)
 
     def _said(self, outcome: Outcome) -> dict[str, Any]:
         if outcome.status != "success":
@@ -207,7 +207,7 @@ class RunEntry:
             return {"outcome": "ok", "value": outcome.value}
         if outcome.payload is not None:
             return {"outcome": "ok", "value": orjson.Fragment(outcome.payload)}
-        return {"outcome": "ok", "value": recordable(outcome.value, self._form.decode)}
+        return {"outcome": "ok", "value": recordable(outcome.value, self._template.decode)}
 
     def _error(self, outcome: Outcome) -> dict[str, Any]:
         """How the call failed. The exception's own message is kept whole, so that a replay raises the same."""
@@ -224,16 +224,18 @@ class RunEntry:
                 error["message" if is_own else SAID] = self.scope.unquoted(text)
         return error
 
-    def _unquoted(self, form: Any) -> Any:
-        if isinstance(form, str):
-            return self.scope.unquoted(form)
-        if isinstance(form, list):
-            return [self._unquoted(item) for item in form]
-        return {name: self._unquoted(item) for name, item in form.items()} if isinstance(form, dict) else form
+    def _unquoted(self, template: Any) -> Any:
+        if isinstance(template, str):
+            return self.scope.unquoted(template)
+        if isinstance(template, list):
+            return [self._unquoted(item) for item in template]
+        return (
+            {name: self._unquoted(item) for name, item in template.items()} if isinstance(template, dict) else template
+        )
 
     def _meta(self, outcome: Outcome, took: float, attempts: Sequence[Attempt]) -> dict[str, Any]:
         meta: dict[str, Any] = {"status": outcome.status, "attempts": outcome.attempts, "durationMs": took}
-        if self._form.streams:
+        if self._template.streams:
             meta["stream"] = True
         if outcome.from_cache:
             meta["fromCache"] = outcome.matched_on
@@ -252,12 +254,12 @@ def _try(attempt: Attempt) -> dict[str, Any]:
     return {**said, "retriable": retriable, **({"errorCode": code} if code else {})}
 
 
-def entry_of(form: Form, store: Store, tenant: str) -> RunEntry | None:
+def entry_of(template: EventTemplate, store: Store, tenant: str) -> RunEntry | None:
     """The entry of a call in the run of this context, if there is one. A run of another tenant takes no orphans."""
     scope = current_scope()
     if scope is None or (scope.tenant != tenant and _cursor.get() is None):
         return None
-    return RunEntry(scope, form, _same_store(scope, store))
+    return RunEntry(scope, template, _same_store(scope, store))
 
 
 def _same_store(scope: RunScope, store: Store) -> bool:

@@ -23,7 +23,7 @@ from antiphon._gateway.claim import (
     still_unknown,
 )
 from antiphon._gateway.settlement import (
-    RECORDING,
+    REREAD_STEPS,
     after_hooks,
     answered,
     append_broke_off,
@@ -51,14 +51,12 @@ from antiphon._gateway.steps import (
     STORE_STEPS,
     Alias,
     Append,
-    Ask,
     Audit,
     Consult,
     Dispatch,
     Forgotten,
     Get,
     GivenUp,
-    Mark,
     Plain,
     Put,
     Read,
@@ -66,6 +64,8 @@ from antiphon._gateway.steps import (
     Reconcile,
     Refresh,
     Renew,
+    Replay,
+    SettleVersion,
     ShareBreaker,
     Step,
     TakeOver,
@@ -107,7 +107,7 @@ def broke_off(call: GuardedCall, step: Step | None, error: BaseException) -> Ste
                 said = unquoted(call, f"{type(error).__name__}: {error}")
                 log.error("a decision on %s is not in the audit log: %s", call.plan.name, said)
                 return step.then(call, None)
-            case Ask():  # the replay refuses the call
+            case Replay():  # the replay refuses the call
                 call.off_path().interrupt = error
                 return DONE
             case GivenUp():
@@ -137,7 +137,7 @@ def _interrupted(call: GuardedCall, step: Step | None, error: BaseException) -> 
         return Reclaim(call, step.version, step.events, _recovered)
     if step is SETTLE:
         return Read(call.key, call.identity, _reread)
-    if isinstance(step, (Read, Forgotten, Reclaim, Mark)) and step.then in RECORDING:
+    if isinstance(step, (Read, Forgotten, Reclaim, SettleVersion)) and step.then in REREAD_STEPS:
         abandon(call)
         return DONE
     return _settle(call, error)
@@ -198,7 +198,9 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
     match step:
         case Plain() if step is SETTLE:
             return settle_broke_off(call, error)
-        case Read(then=then) | Forgotten(then=then) | Reclaim(then=then) | Mark(then=then) if then in RECORDING:
+        case Read(then=then) | Forgotten(then=then) | Reclaim(then=then) | SettleVersion(then=then) if (
+            then in REREAD_STEPS
+        ):
             return still_not_recorded(call, error)
         case Alias(then=then) | Read(then=then) if then in (aliased, looked_at_alias):
             return not_remembered(call, error)
@@ -222,12 +224,12 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
         return held_back(call, call.refusal)
     if not call.version:
         return _outage(call, error)
-    if isinstance(step, Mark):
+    if isinstance(step, SettleVersion):
         extras.outage = extras.outage or error
         abandon(call)
         return _given_back(call, None)
     extras.outage = error  # its start could not be written, or the claim not be verified: release it
-    return Mark(call.key, call.version, approval.settles(call, not_dispatched(call)), _given_back)
+    return SettleVersion(call.key, call.version, approval.settles(call, not_dispatched(call)), _given_back)
 
 
 def _note_failure(call: GuardedCall, step: Step, error: StoreError) -> None:

@@ -14,7 +14,7 @@ from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.outcome import Outcome, approval_in, failed, said_in
 from antiphon._gateway.recording import SAID
 from antiphon._gateway.settlement import refused
-from antiphon._gateway.steps import DONE, Append, Ask, GivenUp, Step
+from antiphon._gateway.steps import DONE, Append, GivenUp, Replay, Step
 from antiphon.contract.approval import REQUIRED
 from antiphon.errors import InvalidInput, ReplayMiss, rebuild_exception
 from antiphon.keys import exact_params
@@ -45,15 +45,15 @@ def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
         if not isinstance(params, bytes):
             given = run.plain
     if needed(call.plan, call.arguments):  # the start of the call says so, and is compared with the recorded one
-        assert call.plan.approving is not None
-        run.approval, written = call.plan.approving.policy, None
+        assert call.plan.approval_rule is not None
+        run.approval, written = call.plan.approval_rule.policy, None
     name, spec, streams = tool.full_name, tool.spec, tool.streams
     invocation = Invocation("tool", name, given, run.digest, run.site, spec, streams, written=written)
 
     def answered(call: GuardedCall, answer: Answer | None) -> Step:
         return go_live(call) if answer is None else _replayed(call, answer)
 
-    return Ask(run, invocation, answered)
+    return Replay(run, invocation, answered)
 
 
 def _replayed(call: GuardedCall, answer: Answer) -> Step:
@@ -77,7 +77,7 @@ def _replayed(call: GuardedCall, answer: Answer) -> Step:
         run.finished = True
         ended = getattr(run.scope.invoker, "ended", None)
         if ended is None and answer.chunks:  # a separate run, with its chunks
-            outcome.notices = list(zip_longest(answer.chunks, answer.meta.get("gapsMs", ()), fillvalue=0.0))
+            outcome.notifications = list(zip_longest(answer.chunks, answer.meta.get("gapsMs", ()), fillvalue=0.0))
         if ended is None or AS_RECORDED not in answer.meta:
             return Append(run, (*start, *_end(call)), _given)
         if BEGUN in answer.meta:

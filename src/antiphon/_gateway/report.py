@@ -48,7 +48,7 @@ class Metrics(Protocol):
     def render(self) -> str: ...
 
 
-class About(NamedTuple):
+class TraceData(NamedTuple):
     """What an envelope, or a hook, says about a call that only listeners need."""
 
     correlation_id: str | None = None
@@ -80,7 +80,7 @@ class Subject(Protocol):
         """Identifies the claim outside the store."""
 
     @property
-    def about(self) -> About | None: ...
+    def trace_data(self) -> TraceData | None: ...
 
 
 class Tallies(dict[tuple[str, str], Tally]):
@@ -281,7 +281,7 @@ class Reporter:
 
 
 def _fields(call: Subject) -> dict[str, Any]:
-    spec, about = call.tool.spec, call.about
+    spec, trace_data = call.tool.spec, call.trace_data
     fields: dict[str, Any] = {
         "requestId": call.request_id,
         "toolName": spec.name,
@@ -289,15 +289,15 @@ def _fields(call: Subject) -> dict[str, Any]:
         "toolCallId": call.call_id,
         "sessionKey": call.place[0],
         "idempotencyKeyHash": call.fingerprint,
-        "correlationId": None if about is None else about.correlation_id,
+        "correlationId": None if trace_data is None else trace_data.correlation_id,
     }
-    if about is not None:
-        if about.tags:
-            fields["requestTags"] = about.tags
-        if about.baggage:
-            fields["baggage"] = dict(about.baggage)
-        if about.traceparent:
-            fields["traceparent"] = about.traceparent
-        if about.from_hook:
-            fields["fromHook"] = about.from_hook
+    if trace_data is not None:
+        if trace_data.tags:
+            fields["requestTags"] = trace_data.tags
+        if trace_data.baggage:
+            fields["baggage"] = dict(trace_data.baggage)
+        if trace_data.traceparent:
+            fields["traceparent"] = trace_data.traceparent
+        if trace_data.from_hook:
+            fields["fromHook"] = trace_data.from_hook
     return fields

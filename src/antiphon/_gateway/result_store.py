@@ -81,7 +81,7 @@ class ResultStore:
         except Exception:  # whatever the classes of the arguments raise
             return ""
 
-    def asked(self, key: str, arguments: dict[str, Any]) -> str:
+    def for_approval(self, key: str, arguments: dict[str, Any]) -> str:
         """Arguments for a person who decides about the call *key*: all of them, sealed if possible, else masked.
 
         Secrets that only the run knows are masked in any case: whoever views them later does not know them.
@@ -94,14 +94,14 @@ class ResultStore:
         except Exception:  # whatever the classes of the arguments raise, or a key file that cannot be read
             return _UNSHOWN
 
-    def told(self, arguments: dict[str, Any]) -> str:
+    def for_listeners(self, arguments: dict[str, Any]) -> str:
         """The same for listeners, whatever the store: masked."""
         try:
             return masked(_written(arguments), self._masks and (_of_run() or self._masks), None)
         except Exception:  # whatever the classes of the arguments raise
             return _UNSHOWN
 
-    def noted(self, key: str, arguments: dict[str, Any]) -> str:
+    def for_claim(self, key: str, arguments: dict[str, Any]) -> str:
         """Arguments for the claim *key* while it is in flight: sealed if possible, which costs less than masking.
 
         As they were given, and not as the key was made from them (there 10.0 is 10): ``reconcile`` may need them. They

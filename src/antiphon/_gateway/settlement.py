@@ -14,7 +14,18 @@ from antiphon._gateway.call import NO_EXTRAS, NOTHING, Extras, GuardedCall
 from antiphon._gateway.codec import encode
 from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome
 from antiphon._gateway.owner import is_owned_by
-from antiphon._gateway.steps import DONE, SETTLE, Append, Forgotten, Mark, Put, Read, Reclaim, ShareBreaker, Step
+from antiphon._gateway.steps import (
+    DONE,
+    SETTLE,
+    Append,
+    Forgotten,
+    Put,
+    Read,
+    Reclaim,
+    SettleVersion,
+    ShareBreaker,
+    Step,
+)
 from antiphon._late import traceback_of
 from antiphon.contract._base import LONGEST_MS
 from antiphon.contract.record import DedupeRecord
@@ -161,7 +172,7 @@ def note(call: GuardedCall, now: float, code: str, retriable: bool) -> None:
 
 
 def _settle_as(call: GuardedCall, settlement: Settlement) -> Step:
-    call.settlement = settlement if call.extras.asked is None else approval.settles(call, settlement)
+    call.settlement = settlement if call.extras.approval_state is None else approval.settles(call, settlement)
     run = call.run
     if run is not None and run.together and not call.plan.pass_through:
         call.events = _end_rows(call)
@@ -246,15 +257,20 @@ def leave(
 
     It works on a copy: the call continues, or has ended. *only_events*: its claim has been settled already.
     """
-    rest = _rest_of(call, settlement)
-    if call.extras.asked is not None and call.extras.asked.spending is not None:
-        rest.extras.asked = copy(call.extras.asked)
+    detached = _detached_copy(call, settlement)
+    if call.extras.approval_state is not None and call.extras.approval_state.spending is not None:
+        detached.extras.approval_state = copy(call.extras.approval_state)
     if not call.extras.left:
-        rest.started = call.plan.monotonic()
-    step: Step = Read(rest.key, rest.identity, stands) if rest.version else Reclaim(rest, taken, (), anew)
+        detached.started = call.plan.monotonic()
+    step: Step = (
+        Read(detached.key, detached.identity, reread) if detached.version else Reclaim(detached, taken, (), reclaimed)
+    )
     if only_events:
-        step, rest.version = Mark(rest.key, rest.version, settlement, _stood, rest.events), 0
-    call.plan.plans.leases.finish(rest, step, after_s)
+        step, detached.version = (
+            SettleVersion(detached.key, detached.version, settlement, _resettled, detached.events),
+            0,
+        )
+    call.plan.plans.leases.finish(detached, step, after_s)
 
 
 def recover_lost_claim(call: GuardedCall) -> tuple[GuardedCall, Step]:
@@ -262,23 +278,23 @@ def recover_lost_claim(call: GuardedCall) -> tuple[GuardedCall, Step]:
 
     Its version is then that of the claim; 0: the claim now belongs to another call, or was settled or cleared.
     """
-    rest = _rest_of(call, None)
-    asked = call.extras.asked
-    if asked is not None:
-        asked = rest.extras.asked = copy(asked)
-        asked.spending = asked.spent
-    return rest, Read(rest.key, rest.identity, stands)
+    detached = _detached_copy(call, None)
+    state = call.extras.approval_state
+    if state is not None:
+        state = detached.extras.approval_state = copy(state)
+        state.spending = state.spent
+    return detached, Read(detached.key, detached.identity, reread)
 
 
-def _rest_of(call: GuardedCall, settlement: Settlement | None) -> GuardedCall:
+def _detached_copy(call: GuardedCall, settlement: Settlement | None) -> GuardedCall:
     """A copy that nobody is told about: only the record matters."""
-    rest = copy(call)
-    rest.extras = Extras()
-    rest.extras.left = True
-    rest.settlement = settlement
-    rest.run = rest.turn = rest.guard = None
-    rest.value = NOTHING
-    return rest
+    detached = copy(call)
+    detached.extras = Extras()
+    detached.extras.left = True
+    detached.settlement = settlement
+    detached.run = detached.turn = detached.guard = None
+    detached.value = NOTHING
+    return detached
 
 
 def block_late_request(call: GuardedCall, found: Existing) -> None:
@@ -295,7 +311,7 @@ def block_late_request(call: GuardedCall, found: Existing) -> None:
         leave(call, not_dispatched(call), after_s=left_ms / 1000)
 
 
-def stands(call: GuardedCall, reply: Existing | None) -> Step:
+def reread(call: GuardedCall, reply: Existing | None) -> Step:
     """What there is of a record whose settlement or renewal failed or was refused."""
     settlement = call.settlement
     if reply is None:
@@ -305,19 +321,20 @@ def stands(call: GuardedCall, reply: Existing | None) -> Step:
         first = record.version == call.version  # otherwise it was lost, and begun again
         return _held(call, record.version, call.events if first else ())
     if settlement is None or record.fence != call.version:
-        return _stood(call, None)
+        return _resettled(call, None)
     certain = settlement.state != "failed" or settlement.error is None or settlement.error[0] != UNKNOWN_CODE
     if is_unknown(record) and certain:
-        return Mark(call.key, record.version, settlement, _stood)
-    return _stood(call, None)  # it says something already: perhaps this, perhaps the outcome of an earlier attempt
+        return SettleVersion(call.key, record.version, settlement, _resettled)
+    # it says something already: perhaps this, perhaps the outcome of an earlier attempt
+    return _resettled(call, None)
 
 
 def _lost(call: GuardedCall, forgotten: bool) -> Step:
     """There is no record: write it again, unless somebody removed it on purpose."""
-    return _stood(call, None) if forgotten else Reclaim(call, 0, (), anew)
+    return _resettled(call, None) if forgotten else Reclaim(call, 0, (), reclaimed)
 
 
-def anew(call: GuardedCall, reply: Begun) -> Step:
+def reclaimed(call: GuardedCall, reply: Begun) -> Step:
     """A claim of its own to write the outcome to; a request still in transit finds it, and claims nothing."""
     version = own_version(call, reply)
     if version:
@@ -326,7 +343,7 @@ def anew(call: GuardedCall, reply: Begun) -> Step:
         return _held(call, version)
     if isinstance(reply, Existing) and not call.version:
         block_late_request(call, reply)
-    return _stood(call, None)
+    return _resettled(call, None)
 
 
 def own_version(call: GuardedCall, reply: Begun) -> int:
@@ -343,8 +360,8 @@ def own_version(call: GuardedCall, reply: Begun) -> int:
 def _held(call: GuardedCall, version: int, events: Sequence[Row] = ()) -> Step:
     """The claim is the call's own: write its outcome, if it has one by now."""
     if call.settlement is None:
-        return _stood(call, version)
-    return Mark(call.key, version, call.settlement, _stood, events)
+        return _resettled(call, version)
+    return SettleVersion(call.key, version, call.settlement, _resettled, events)
 
 
 def _is_in_flight_for(call: GuardedCall, record: DedupeRecord) -> bool:
@@ -352,7 +369,7 @@ def _is_in_flight_for(call: GuardedCall, record: DedupeRecord) -> bool:
     return record.state == "inflight" and is_owned_by(record.owner, call.token, call.template.owner)
 
 
-def _stood(call: GuardedCall, version: int | None) -> Step:
+def _resettled(call: GuardedCall, version: int | None) -> Step:
     if call.extras.left:
         call.version = version or 0
         return DONE
@@ -360,7 +377,7 @@ def _stood(call: GuardedCall, version: int | None) -> Step:
     return settled(call, version)
 
 
-RECORDING = frozenset({stands, _lost, anew, _stood})
+REREAD_STEPS = frozenset({reread, _lost, reclaimed, _resettled})
 """Takes the replies while a record is written that could not be settled at once."""
 
 
@@ -410,7 +427,7 @@ def settled(call: GuardedCall, version: int | None) -> Step:
     plan, run, turn = call.plan, call.run, call.turn
     if version is None and not plan.pass_through:
         if not call.extras.was_reread:
-            return Read(call.key, call.identity, stands)
+            return Read(call.key, call.identity, reread)
         plan.reporter.fenced(call)
         call.result().note(fenced=True)
     if version != 0:
@@ -494,8 +511,8 @@ def conclude(call: GuardedCall, _: None = None) -> Step:
             tally = plan.tallies["success", hit]
         tally(took_ms)
         if plan.on_end:
-            told = None if plain and not hit else call.result()
-            plan.reporter.ended(call, told, took_ms, "tool_call_end", plan.on_end)
+            reported = None if plain and not hit else call.result()
+            plan.reporter.ended(call, reported, took_ms, "tool_call_end", plan.on_end)
     else:
         status = outcome.status
         plan.tallies[status, call.hit](took_ms)

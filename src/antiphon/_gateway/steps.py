@@ -1,7 +1,7 @@
 """What a driver does next.
 
 The four steps of a plain call are known by identity, and the call holds what they need. Every other step is a tuple
-that holds the arguments of one request, makes it (``ask``), and names the function that takes the reply (``then``).
+that holds the arguments of one request, makes it (``perform``), and names the function that takes the reply (``then``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.ports import Blobs, BreakerRow, Invocation, Row, Settlement
 
 
-class World(Protocol):
+class Runtime(Protocol):
     """What a driver uses: each method returns the reply, or an awaitable of it."""
 
     @property
@@ -27,11 +27,11 @@ class World(Protocol):
 
     def refresh(self, seconds: float) -> Any: ...
 
-    def look(self, key: str, identity: str, seconds: float) -> Any: ...
+    def try_read(self, key: str, identity: str, seconds: float) -> Any: ...
 
     def append(self, run: RunEntry, rows: Sequence[Row]) -> Any: ...
 
-    def ask(self, run: RunEntry, invocation: Invocation) -> Any: ...
+    def replay(self, run: RunEntry, invocation: Invocation) -> Any: ...
 
     def until_cancelled(self, what: str, after_ms: Any) -> Any: ...
 
@@ -55,7 +55,7 @@ class Plain:
     def __repr__(self) -> str:
         return self.name
 
-    def ask(self, world: World) -> Any:
+    def perform(self, runtime: Runtime) -> Any:
         raise AssertionError(f"drivers know {self.name} by name")
 
     def then(self, call: GuardedCall, reply: Any) -> Step:
@@ -80,8 +80,8 @@ class TakeOver(NamedTuple):
     events: Sequence[Row]
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.journal.take_over(self.call, self.version, self.events)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.journal.take_over(self.call, self.version, self.events)
 
 
 class Reclaim(NamedTuple):
@@ -96,13 +96,13 @@ class Reclaim(NamedTuple):
     events: Sequence[Row]
     then: Then
 
-    def ask(self, world: World) -> Any:
+    def perform(self, runtime: Runtime) -> Any:
         if self.version:
-            return world.journal.take_over(self.call, self.version, self.events)
-        return world.journal.begin(self.call, self.events)
+            return runtime.journal.take_over(self.call, self.version, self.events)
+        return runtime.journal.begin(self.call, self.events)
 
 
-class Mark(NamedTuple):
+class SettleVersion(NamedTuple):
     """Settle another's claim: as unknown, as not dispatched, or as what reconcile found."""
 
     key: str
@@ -111,8 +111,8 @@ class Mark(NamedTuple):
     then: Then
     events: Sequence[Row] = ()
 
-    def ask(self, world: World) -> Any:
-        return world.journal.settle(self.key, self.version, self.settlement, self.events)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.journal.settle(self.key, self.version, self.settlement, self.events)
 
 
 class Read(NamedTuple):
@@ -122,11 +122,11 @@ class Read(NamedTuple):
     identity: str
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.journal.read(self.key, self.identity)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.journal.read(self.key, self.identity)
 
 
-class Look(NamedTuple):
+class TryRead(NamedTuple):
     """Read the record, if that takes but a moment: there is an answer without it."""
 
     key: str
@@ -134,8 +134,8 @@ class Look(NamedTuple):
     seconds: float
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.look(self.key, self.identity, self.seconds)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.try_read(self.key, self.identity, self.seconds)
 
 
 class Forgotten(NamedTuple):
@@ -145,8 +145,8 @@ class Forgotten(NamedTuple):
     version: int
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.journal.forgotten(self.call, self.version)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.journal.forgotten(self.call, self.version)
 
 
 class Alias(NamedTuple):
@@ -157,8 +157,8 @@ class Alias(NamedTuple):
     version: int
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.journal.alias(self.key, self.identity, self.version)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.journal.alias(self.key, self.identity, self.version)
 
 
 class Renew(NamedTuple):
@@ -169,8 +169,8 @@ class Renew(NamedTuple):
     lease_ms: int
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.journal.renew(self.key, self.version, self.lease_ms)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.journal.renew(self.key, self.version, self.lease_ms)
 
 
 class Wait(NamedTuple):
@@ -181,8 +181,8 @@ class Wait(NamedTuple):
     seconds: float
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.journal.wait(self.key, self.version, self.seconds)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.journal.wait(self.key, self.version, self.seconds)
 
 
 class ShareBreaker(NamedTuple):
@@ -192,8 +192,8 @@ class ShareBreaker(NamedTuple):
     row: BreakerRow
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.journal.save_breaker(self.tenant, self.row)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.journal.save_breaker(self.tenant, self.row)
 
 
 class Append(NamedTuple):
@@ -203,19 +203,19 @@ class Append(NamedTuple):
     rows: Sequence[Row]
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.append(self.run, self.rows)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.append(self.run, self.rows)
 
 
-class Ask(NamedTuple):
+class Replay(NamedTuple):
     """Let the recording answer."""
 
     run: RunEntry
     invocation: Invocation
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.ask(self.run, self.invocation)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.replay(self.run, self.invocation)
 
 
 class GivenUp(NamedTuple):
@@ -225,8 +225,8 @@ class GivenUp(NamedTuple):
     after_ms: Any
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.until_cancelled(self.what, self.after_ms)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.until_cancelled(self.what, self.after_ms)
 
 
 class Dispatch(NamedTuple):
@@ -237,16 +237,16 @@ class Dispatch(NamedTuple):
     context: CallContext | None
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.invoke(self.call, self.limit, self.context)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.invoke(self.call, self.limit, self.context)
 
 
 class Sleep(NamedTuple):
     seconds: float
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.sleep(self.seconds)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.sleep(self.seconds)
 
 
 class Reconcile(NamedTuple):
@@ -256,8 +256,8 @@ class Reconcile(NamedTuple):
     arguments: tuple[Any, ...]
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.reconcile(self.function, self.arguments)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.reconcile(self.function, self.arguments)
 
 
 class Consult(NamedTuple):
@@ -267,8 +267,8 @@ class Consult(NamedTuple):
     arguments: tuple[Any, ...]
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.reconcile(self.function, self.arguments)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.reconcile(self.function, self.arguments)
 
 
 class Audit(NamedTuple):
@@ -278,8 +278,8 @@ class Audit(NamedTuple):
     row: Row
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.audit(self.manifest, self.row)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.audit(self.manifest, self.row)
 
 
 class Put(NamedTuple):
@@ -290,8 +290,8 @@ class Put(NamedTuple):
     data: bytes
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.blocking(self.blobs.put, self.tenant, self.data)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.blocking(self.blobs.put, self.tenant, self.data)
 
 
 class Get(NamedTuple):
@@ -300,8 +300,8 @@ class Get(NamedTuple):
     ref: str
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.blocking(self.blobs.get, self.tenant, self.ref)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.blocking(self.blobs.get, self.tenant, self.ref)
 
 
 class Refresh(NamedTuple):
@@ -311,23 +311,23 @@ class Refresh(NamedTuple):
     """How long to wait for the store."""
     then: Then
 
-    def ask(self, world: World) -> Any:
-        return world.refresh(self.seconds)
+    def perform(self, runtime: Runtime) -> Any:
+        return runtime.refresh(self.seconds)
 
 
 Request = (
     TakeOver
     | Reclaim
-    | Mark
+    | SettleVersion
     | Read
-    | Look
+    | TryRead
     | Forgotten
     | Alias
     | Renew
     | Wait
     | ShareBreaker
     | Append
-    | Ask
+    | Replay
     | GivenUp
     | Dispatch
     | Sleep
@@ -340,5 +340,5 @@ Request = (
 )
 Step = Plain | Request
 Then = Callable[[GuardedCall, Any], Step]
-STORE_STEPS = (TakeOver, Reclaim, Mark, Read, Look, Forgotten, Alias, Renew, Wait, ShareBreaker, Append)
+STORE_STEPS = (TakeOver, Reclaim, SettleVersion, Read, TryRead, Forgotten, Alias, Renew, Wait, ShareBreaker, Append)
 """Steps that a failing store can interrupt; BEGIN and SETTLE are the others."""

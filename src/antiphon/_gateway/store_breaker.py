@@ -34,7 +34,7 @@ GRACE_S = 0.1
 PATIENCE_S = 1.0
 """A store that answers within this time works, even if the deadline of a call has passed meanwhile."""
 _LEAST_S = 0.01
-_LOOK_S, _LONGEST_LOOK_S = 0.05, 0.1
+_READ_LIMIT_S, _LONGEST_READ_LIMIT_S = 0.05, 0.1
 PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 """Between two probes of a store that does not work: doubled each time. A call that arrives triggers a probe at once."""
 _TRIAL_S = 0.25
@@ -49,7 +49,7 @@ _NO_OUTAGE = frozenset(
 """Reasons of a store that answers, and of a read that was given up after a moment: neither is a failing store."""
 
 
-class Opens(Protocol):
+class StoreAccess(Protocol):
     """Something whose access to the store can be blocked."""
 
     def connect(self, journal: Any) -> None: ...
@@ -59,7 +59,7 @@ class Opens(Protocol):
     def reopen(self) -> None: ...
 
 
-class _Look:
+class _TimedRead:
     """A read of the store that a call can do without; it notes how long it took, whether or not anybody waited."""
 
     def __init__(self, breaker: StoreBreaker) -> None:
@@ -73,7 +73,9 @@ class _Look:
     def __exit__(self, failed: object, *_: object) -> None:
         if failed is None:
             breaker, seconds = self._breaker, self._breaker.clock.monotonic() - self._began
-            breaker.look_s = min(_LONGEST_LOOK_S, max(_LOOK_S, breaker.look_s * 0.8, 4 * seconds))
+            breaker.read_limit_s = min(
+                _LONGEST_READ_LIMIT_S, max(_READ_LIMIT_S, breaker.read_limit_s * 0.8, 4 * seconds)
+            )
         self.over = True
 
 
@@ -88,13 +90,13 @@ class StoreBreaker:
         self.on = on
         self._wake = wake
         self.clock = clock
-        self._worlds: weakref.WeakSet[Opens] = weakref.WeakSet()
+        self._accesses: weakref.WeakSet[StoreAccess] = weakref.WeakSet()
         self._why = StoreError(f"The store {url} is unavailable.")
         self._probe_at = 0.0
         self._pause_s = PAUSE_S
         self.threads: ThreadRunner = ThreadRunner(_MOST_WAITING)
         """Where steps with a time limit run."""
-        self.look_s = _LONGEST_LOOK_S
+        self.read_limit_s = _LONGEST_READ_LIMIT_S
         """How long to wait for a read that a call can do without: several times as long as such reads take."""
         self._reset()
         renewed_after_fork(self, StoreBreaker._reset)
@@ -107,19 +109,19 @@ class StoreBreaker:
         """Of the call that waits for the probe in progress."""
         self.is_suspected: bool = False
         """Whether a step was given up too early to tell whether the store works: a probe has to."""
-        self._late: _Look | None = None
+        self._late: _TimedRead | None = None
         """The last read that was given up: while it is in progress, there is no other."""
 
-    def watch(self, world: Opens) -> None:
-        """Block the access of *world* to the store while the breaker is open."""
+    def watch(self, access: StoreAccess) -> None:
+        """Block *access* to the store while the breaker is open."""
         with self._lock:
-            self._worlds.add(world)
+            self._accesses.add(access)
 
-    def connect(self, world: Opens, journal: Any) -> None:
-        """Let *world* call the steps of *journal* directly, unless the breaker has opened in the meantime."""
+    def connect(self, access: StoreAccess, journal: Any) -> None:
+        """Let *access* call the steps of *journal* directly, unless the breaker has opened in the meantime."""
         with self._lock:
             if not self.is_open:
-                world.connect(journal)
+                access.connect(journal)
 
     def failed(self, error: StoreError) -> None:
         """A step of the store failed; that a caller's deadline has passed is no failure, but may be due to one."""
@@ -147,8 +149,8 @@ class StoreBreaker:
             self._why = error
             self._probe_at = 0.0
             self._pause_s = PAUSE_S
-            for world in list(self._worlds):
-                world.shut()
+            for access in list(self._accesses):
+                access.shut()
             self.is_open = True  # once one call is told so, none gets through
         log.warning("the store %s is unavailable; calls fail fast until it recovers: %s", self.url, error)
         self._wake()
@@ -179,16 +181,16 @@ class StoreBreaker:
         self._why = error
         self._pause_s = min(2 * pause, _LONGEST_PAUSE_S)
         self._probe_at = self.clock.monotonic() + pause
-        self._looked_at(self._waiting)
+        self._end_trial(self._waiting)
         return pause
 
     def close(self) -> None:
         """The store works again."""
         with self._lock:
             self.is_open = False
-            for world in list(self._worlds):
-                world.reopen()
-        self._looked_at(self._trial)
+            for access in list(self._accesses):
+                access.reopen()
+        self._end_trial(self._trial)
         log.warning("the store %s works again", self.url)
 
     # -- a call that finds it open -----------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ class StoreBreaker:
         self._wake()
         return trial
 
-    def _looked_at(self, trial: Future[None] | None) -> None:
+    def _end_trial(self, trial: Future[None] | None) -> None:
         if trial is None:
             return
         if self._trial is trial:
@@ -237,43 +239,43 @@ class StoreBreaker:
         """Seconds until *until* on the monotonic clock, and a moment at least."""
         return max(_LEAST_S, until - self.clock.monotonic())
 
-    def look(self, read: Callable[[], Any], seconds: float) -> Any:
+    def try_read(self, read: Callable[[], Any], seconds: float) -> Any:
         """Make a read that a call can do without. A late one says nothing about the store's health."""
-        look = self._next_look()
+        timed_read = self._new_timed_read()
 
         def step() -> Any:
-            with look:
+            with timed_read:
                 return read()
 
         try:
             return self.within(step, seconds, _LATE)
         except StoreUnavailable as error:
-            self._given_up(look, error)
+            self._given_up(timed_read, error)
             raise
 
-    async def look_async(self, read: Callable[[], Any], seconds: float) -> Any:
+    async def try_read_async(self, read: Callable[[], Any], seconds: float) -> Any:
         """The same for a coroutine."""
-        look = self._next_look()
+        timed_read = self._new_timed_read()
 
         async def step() -> Any:
-            with look:
+            with timed_read:
                 return await read()
 
         try:
             return await self.within_async(step(), seconds, _LATE)
         except StoreUnavailable as error:
-            self._given_up(look, error)
+            self._given_up(timed_read, error)
             raise
 
-    def _next_look(self) -> _Look:
+    def _new_timed_read(self) -> _TimedRead:
         late = self._late
         if late is not None and not late.over:
             raise too_slow(self.url, 0.0, _LATE)
-        return _Look(self)
+        return _TimedRead(self)
 
-    def _given_up(self, look: _Look, error: StoreUnavailable) -> None:
+    def _given_up(self, timed_read: _TimedRead, error: StoreUnavailable) -> None:
         if error.data.get("reason") == _LATE:
-            self._late = look
+            self._late = timed_read
 
     def within(self, step: Callable[[], Any], seconds: float, reason: str = "timeout") -> Any:
         """Make a blocking step of the store, and wait for at most *seconds*."""

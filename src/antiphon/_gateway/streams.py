@@ -58,7 +58,7 @@ class StreamState:
 
     def rest(self) -> list[Row]:
         """What is left to be written at the end."""
-        return [] if self._log is None else self._log.rest()
+        return [] if self._log is None else self._log.remaining()
 
     def missed(self, rows: list[Row], error: StoreError) -> None:
         log.error("%d chunks of %s are missing from the run log: %s", len(rows), self.call.plan.name, error)

@@ -13,7 +13,7 @@ import msgspec
 
 from antiphon._arguments import serialised
 from antiphon._gateway import codec
-from antiphon._gateway.approving import Approving
+from antiphon._gateway.approval_rule import ApprovalRule
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.point import has_point
 from antiphon._gateway.settings import Settings, ToolOverride
@@ -118,12 +118,12 @@ class Tool:
             policy = msgspec.structs.replace(policy, forced_open=True)
         self.breaker_policy: BreakerPolicy = policy
         outage = spec.on_store_outage or override.on_store_outage
-        self.approving: Approving | None = (
-            None if spec.approve is None else Approving(spec, settings.approvals, self._all_defaults(), self.accepts)
+        self.approval_rule: ApprovalRule | None = (
+            None if spec.approve is None else ApprovalRule(spec, settings.approvals, self._all_defaults(), self.accepts)
         )
         """Which calls a person must approve; ``None``: none."""
         safe = outage == "open" if outage else (spec.idempotent and spec.effect == "read")
-        self.safe_outage: bool = safe and self.approving is None
+        self.safe_outage: bool = safe and self.approval_rule is None
         self.reuse_default: Reuse | float | None = spec.reuse if spec.reuse is not None else override.reuse
 
     def _all_defaults(self) -> dict[str, Any]:

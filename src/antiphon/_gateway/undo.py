@@ -23,7 +23,7 @@ from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.owner import certainly_dead, is_made_with
 from antiphon._gateway.plan import Options, Plans
 from antiphon._gateway.settlement import answered, unknown
-from antiphon._gateway.steps import Get, Mark, Read, Step
+from antiphon._gateway.steps import Get, Read, SettleVersion, Step
 from antiphon._gateway.tool import Tool, it_has
 from antiphon.contract._base import UNSET
 from antiphon.contract.approval import is_asking
@@ -152,12 +152,12 @@ class Write:
             mine = call.entered > 0 and not call.hit and not (outcome is not None and outcome.from_cache)
         if outcome is None or outcome.status == "success":
             self._value = call.value if outcome is None else outcome.value
-        elif not _may_stand(call, outcome):
+        elif not _may_have_effect(call, outcome):
             mine = False
         self.order = self.order or _saga.next_order()
-        self.saga.settle(self, stands=mine)
+        self.saga.settle(self, has_effect=mine)
 
-    def told(self, state: str, why: str) -> None:
+    def report_state(self, state: str, why: str) -> None:
         self._reporter.undone(self.tool, state, why)
 
     def undo(self) -> Any:
@@ -168,7 +168,7 @@ class Write:
         return undo.start(of, self._value)
 
 
-def _may_stand(call: GuardedCall, outcome: Outcome) -> bool:
+def _may_have_effect(call: GuardedCall, outcome: Outcome) -> bool:
     """Whether a failed call may have had an effect."""
     if outcome.code == rules.UNKNOWN_CODE or call.extras.may_have_applied:
         return True
@@ -176,11 +176,11 @@ def _may_stand(call: GuardedCall, outcome: Outcome) -> bool:
     if settlement is not None and settlement.error is not None and settlement.error[0] == rules.UNKNOWN_CODE:
         return True
     if call.extras.replayed:
-        return may_stand(outcome.code, outcome.status)
+        return may_have_effect(outcome.code, outcome.status)
     return settlement is not None and settlement.state == "cancelled" and settlement.dispatched
 
 
-def may_stand(code: str, status: str) -> bool:
+def may_have_effect(code: str, status: str) -> bool:
     """The same for a failure that is known from the log only."""
     return code in (rules.UNKNOWN_CODE, "cancelled") or status in _MAYBE
 
@@ -231,14 +231,14 @@ def _found(call: GuardedCall, reply: Existing | None) -> Step:
     if record.state == "done" or rules.is_undone(record):
         if not of.is_known:
             return _fetch(call, record, is_current)
-        return _mark(call, record, is_current)
-    if not rules.is_unknown(record) and not may_stand("", _status(record)):
+        return _mark_undone(call, record, is_current)
+    if not rules.is_unknown(record) and not may_have_effect("", _status(record)):
         return _nothing_to_undo(call)
     if of.is_known:  # the result was seen, although it could not be written
         return claim.begin_named(call)
     if of.tool.spec.reconcile is None:
         return _still_unknown(call)
-    return claim.read_back(call, of.tool, of.arguments, record, lambda call, answer: _said(call, record, answer))
+    return claim.read_back(call, of.tool, of.arguments, record, lambda call, answer: _reconciled(call, record, answer))
 
 
 def _status(record: DedupeRecord) -> str:
@@ -256,10 +256,10 @@ def _in_flight(call: GuardedCall, record: DedupeRecord, now_ms: int) -> Step:
     past = copy(call)  # a person who settles it has to see its arguments
     past.plan, past.arguments = call.plan.plans.plan(of.tool), of.arguments
     settlement = approval.kept_by(record, unknown(past, "its worker was lost"))
-    return Mark(of.key, record.version, settlement, _look_again)
+    return SettleVersion(of.key, record.version, settlement, _read_again)
 
 
-def _look_again(call: GuardedCall, version: int | None) -> Step:
+def _read_again(call: GuardedCall, version: int | None) -> Step:
     of: Execution = call.options.undoes
     refused = None if version is not None else claim.refused_again(call)
     return refused or Read(of.key, of.identity, _found)
@@ -289,17 +289,17 @@ def _fetched(call: GuardedCall, record: DedupeRecord, is_current: bool, blob: by
         message = f"The kept result of {of.tool.full_name} cannot be read ({type(error).__name__})."
         return answered(call, failed("error", "not_readable", message))
     _give(call, value)
-    return _mark(call, record, is_current)
+    return _mark_undone(call, record, is_current)
 
 
 def _give(call: GuardedCall, value: Any) -> None:
     undo: Undo = call.options.undoes.tool.undo
     call.arguments[undo.result] = value
-    if call.plan.approving is not None:  # the log keeps what was found without the result: a replay has no other
-        call.off_path().asked = approval.asked_of(call)
+    if call.plan.approval_rule is not None:  # the log keeps what was found without the result: a replay has no other
+        call.off_path().approval_state = approval.approval_state_of(call)
 
 
-def _mark(call: GuardedCall, record: DedupeRecord, is_current: bool) -> Step:
+def _mark_undone(call: GuardedCall, record: DedupeRecord, is_current: bool) -> Step:
     """From now on no call is answered with it; then the undo takes the path of every call."""
     if rules.is_undone(record) or not is_current:  # one that others have followed cannot be marked
         return claim.begin_named(call)
@@ -312,18 +312,18 @@ def _mark(call: GuardedCall, record: DedupeRecord, is_current: bool) -> Step:
         output_redacted=record.output_redacted is True,
         error=rules.UNDONE,
     )
-    return Mark(record.key, record.version, settlement, _marked)
+    return SettleVersion(record.key, record.version, settlement, _marked_undone)
 
 
-def _marked(call: GuardedCall, version: int | None) -> Step:
-    return claim.begin_named(call) if version is not None else _look_again(call, None)
+def _marked_undone(call: GuardedCall, version: int | None) -> Step:
+    return claim.begin_named(call) if version is not None else _read_again(call, None)
 
 
-def _said(call: GuardedCall, record: DedupeRecord, answer: Any) -> Step:
+def _reconciled(call: GuardedCall, record: DedupeRecord, answer: Any) -> Step:
     """Act on the answer of the write's read-back."""
     if isinstance(answer, DidNotHappen):
         settlement = approval.kept_by(record, Settlement("cancelled", record.ttl_ms, dispatched=False))
-        return Mark(record.key, record.version, settlement, _marked_as_not_sent)
+        return SettleVersion(record.key, record.version, settlement, _marked_as_not_sent)
     if not isinstance(answer, Happened):
         return _still_unknown(call)
     _give(call, answer.value)
@@ -332,11 +332,11 @@ def _said(call: GuardedCall, record: DedupeRecord, answer: Any) -> Step:
         payload = codec.encode(answer.value, call.plan.tool.decode)
         kept, spilled = call.plan.results.keep(record.key, settlement, payload, False)
         settlement = settlement if spilled is not None else kept
-    return Mark(record.key, record.version, settlement, _marked)
+    return SettleVersion(record.key, record.version, settlement, _marked_undone)
 
 
 def _marked_as_not_sent(call: GuardedCall, version: int | None) -> Step:
-    return _nothing_to_undo(call) if version is not None else _look_again(call, None)
+    return _nothing_to_undo(call) if version is not None else _read_again(call, None)
 
 
 def _nothing_to_undo(call: GuardedCall) -> Step:

@@ -23,9 +23,9 @@ def _run_hidden() -> None:
 def _refuse_replay(error: Exception) -> None:
     """End the process: Python would run the program nevertheless, and all its calls would be real."""
     text = f"The replay cannot begin: {type(error).__name__}: {error}. The program was not run."
-    told = {"error": "replay_not_begun", "message": text, "hint": f"The Python of the program is {sys.executable}"}
+    failure = {"error": "replay_not_begun", "message": text, "hint": f"The Python of the program is {sys.executable}"}
     try:
-        Path(json.loads(_order)["report"]).write_text(json.dumps(told), encoding="utf-8")
+        Path(json.loads(_order)["report"]).write_text(json.dumps(failure), encoding="utf-8")
     finally:
         os._exit(2)
 

@@ -124,13 +124,13 @@ def runs_of(document: dict[str, Any], *, tenant: str, workspace: str, depth: int
     if not trajectory.steps:
         raise ArtifactError("The trajectory has no steps.")
     writer = _Writer(document, trajectory, tenant, workspace)
-    yield writer.told()
+    yield writer.to_run()
     for number, inner in enumerate(trajectory.subagent_trajectories or ()):
         inner = {"schema_version": document["schema_version"], **inner}
         try:
-            for told in runs_of(inner, tenant=tenant, workspace=workspace, depth=depth + 1):
-                tags = {"parentRun": writer.manifest.id, **told.manifest.tags}
-                yield told._replace(manifest=msgspec.structs.replace(told.manifest, tags=tags))
+            for imported in runs_of(inner, tenant=tenant, workspace=workspace, depth=depth + 1):
+                tags = {"parentRun": writer.manifest.id, **imported.manifest.tags}
+                yield imported._replace(manifest=msgspec.structs.replace(imported.manifest, tags=tags))
         except ArtifactError as error:
             raise ArtifactError(f"subagent_trajectories[{number}]: {error.message}", hint=error.hint) from None
 
@@ -141,7 +141,7 @@ class _Writer:
     def __init__(self, document: dict[str, Any], trajectory: _Trajectory, tenant: str, workspace: str) -> None:
         self._document = document
         self._trajectory = trajectory
-        self._told = Completeness()
+        self._completeness = Completeness()
         self._waiting: list[dict[str, Any]] = []
         """Messages since the last model call."""
         self._output: Any = None
@@ -166,21 +166,21 @@ class _Writer:
         )
         self._lines = EventBuilder(self.manifest.id, self.manifest.started_at_ms)
 
-    def told(self) -> ImportedRun:
+    def to_run(self) -> ImportedRun:
         """The run, with its completeness in the event ``import``."""
         trajectory, lines = self._trajectory, self._lines
         users = [step for step in trajectory.steps if step.source == "user"]
         task = _plain(users[0].message) if users else None
         lines.add("run.started", {"name": self.manifest.name, "input": task})
-        said: dict[str, Any] = {"format": FORMAT, "version": trajectory.schema_version}
-        said["document"] = {k: v for k, v in self._document.items() if k not in ("steps", "subagent_trajectories")}
-        lines.add("import", said)
-        self._told.gap(
+        header: dict[str, Any] = {"format": FORMAT, "version": trajectory.schema_version}
+        header["document"] = {k: v for k, v in self._document.items() if k not in ("steps", "subagent_trajectories")}
+        lines.add("import", header)
+        self._completeness.gap(
             "ATIF has no model requests: steps can be compared one by one, the run cannot be replayed strictly"
         )
-        self._told.count("task", users, "no user message says what the task was")
-        self._told.count("system prompt", any(step.source == "system" for step in trajectory.steps))
-        self._told.count("tool definitions", self.manifest.tool_schemas, "the tools are not defined")
+        self._completeness.count("task", users, "no user message says what the task was")
+        self._completeness.count("system prompt", any(step.source == "system" for step in trajectory.steps))
+        self._completeness.count("tool definitions", self.manifest.tool_schemas, "the tools are not defined")
         for number, step in enumerate(trajectory.steps, 1):
             self._step(number, step, self._document["steps"][number - 1])
         if self._open:
@@ -188,39 +188,39 @@ class _Writer:
         if self._waiting:  # what came after the last model call
             lines.add("import", {"format": FORMAT, "n": 1, "messages": self._waiting})
         if trajectory.continued_trajectory_ref:
-            self._told.gap(f"the trajectory goes on in another file: {trajectory.continued_trajectory_ref}")
-        said["completeness"] = self._told.to_wire()  # known once all steps are read
+            self._completeness.gap(f"the trajectory goes on in another file: {trajectory.continued_trajectory_ref}")
+        header["completeness"] = self._completeness.to_wire()  # known once all steps are read
         lines.at_ms = self.manifest.finished_at_ms or 0
         lines.add("run.finished", {"status": "completed", "output": self._output})
         return ImportedRun(self.manifest, lines.events, self._digest)
 
     def _step(self, number: int, step: _Step, raw: dict[str, Any]) -> None:
         if step.step_id != number:
-            self._told.gap(f"step {number} is numbered {step.step_id}")
+            self._completeness.gap(f"step {number} is numbered {step.step_id}")
         at = ms_of(step.timestamp)
         self._lines.at_ms = at or self._lines.at_ms  # everything that comes with this step
-        self._told.count("timestamps", at)
-        rest = {name: value for name, value in raw.items() if name not in _KEPT}
+        self._completeness.count("timestamps", at)
+        extra = {name: value for name, value in raw.items() if name not in _KEPT}
         self._media(number, step.message)
         content = _content(step.message)
         if step.source == "agent":
-            self._agent(number, step, content, raw, rest)
+            self._agent(number, step, content, raw, extra)
             return
         self._waiting.append({"role": step.source, "content": content})
-        kept = {"imported": rest} if rest else {}
+        kept = {"imported": extra} if extra else {}
         if step.source == "user":
             if self._open:
                 self._lines.add("interaction.finished", {"output": self._output}, **self._lines.place())
             self._open = True
-            asked = {"input": _plain(step.message), **kept}
-            self._lines.add("interaction.started", asked, **self._lines.place())
+            task = {"input": _plain(step.message), **kept}
+            self._lines.add("interaction.started", task, **self._lines.place())
         else:
-            said = {"name": "system", "template": None, "variables": {}, "text": _plain(step.message), **kept}
-            self._lines.add("prompt", said, **self._lines.place())
+            prompt = {"name": "system", "template": None, "variables": {}, "text": _plain(step.message), **kept}
+            self._lines.add("prompt", prompt, **self._lines.place())
         for result in step.observation.results if step.observation else ():
             self._unbound(number, result)
 
-    def _agent(self, number: int, step: _Step, content: Any, raw: dict[str, Any], rest: dict[str, Any]) -> None:
+    def _agent(self, number: int, step: _Step, content: Any, raw: dict[str, Any], extra: dict[str, Any]) -> None:
         calls = step.tool_calls or []
         model = step.model_name or self._trajectory.agent.model_name
         message = assistant(
@@ -235,7 +235,7 @@ class _Writer:
                 self._unbound(number, result)
             return
         if step.llm_call_count != 0:
-            self._model(number, step, message, model, rest)
+            self._model(number, step, message, model, extra)
         else:
             self._waiting.append(message)
         if not calls or _plain(step.message):
@@ -243,45 +243,51 @@ class _Writer:
         self._tools(number, step, calls, raw)
 
     def _model(
-        self, number: int, step: _Step, message: dict[str, Any], model: str | None, rest: dict[str, Any]
+        self, number: int, step: _Step, message: dict[str, Any], model: str | None, extra: dict[str, Any]
     ) -> None:
         metrics = step.metrics or _Metrics()
         used = metrics.prompt_tokens is not None and metrics.completion_tokens is not None
-        self._told.count("model name", model, f"step {number}: the model is not named")
-        self._told.count("model answers", _plain(step.message) or step.tool_calls, f"step {number}: an empty answer")
-        self._told.count("model requests", False)
-        self._told.count("sampling parameters", "temperature" in self.manifest.llm_config)
-        self._told.count("token usage", used, f"step {number}: no token usage")
-        self._told.count("cost", metrics.cost_usd is not None)
+        self._completeness.count("model name", model, f"step {number}: the model is not named")
+        self._completeness.count(
+            "model answers", _plain(step.message) or step.tool_calls, f"step {number}: an empty answer"
+        )
+        self._completeness.count("model requests", False)
+        self._completeness.count("sampling parameters", "temperature" in self.manifest.llm_config)
+        self._completeness.count("token usage", used, f"step {number}: no token usage")
+        self._completeness.count("cost", metrics.cost_usd is not None)
         if (step.llm_call_count or 1) > 1:
-            self._told.gap(f"step {number}: {step.llm_call_count} model calls are told as one")
+            self._completeness.gap(f"step {number}: {step.llm_call_count} model calls are told as one")
         request = {"model": model or "unknown", "messages": self._waiting}
         place = self._lines.start("llm", "llm", request, provider="openai-chat", partial=True)
         self._waiting = []
         value = answer_of(message, model)
         meta = {"usage": usage_of(metrics.prompt_tokens, metrics.completion_tokens), "step": number}
-        self._lines.finish(place, value, rest=rest, meta=meta)
+        self._lines.finish(place, value, extra=extra, meta=meta)
 
     def _tools(self, number: int, step: _Step, calls: list[_Call], raw: dict[str, Any]) -> None:
         results = list(step.observation.results) if step.observation else []
-        beside = {id(one): _rest(raw_one, _Result) for one, raw_one in zip(results, _raw_results(raw), strict=False)}
+        beside = {
+            id(one): _extra_fields(raw_one, _Result) for one, raw_one in zip(results, _raw_results(raw), strict=False)
+        }
         bound, loose = self._paired(number, step, calls)
-        for call, own, said in zip(calls, bound, raw.get("tool_calls") or (), strict=True):
+        for call, own, raw_call in zip(calls, bound, raw.get("tool_calls") or (), strict=True):
             found = _joined(own)
             meta = {"importedId": call.tool_call_id, "step": number}
             place = self._lines.start(
-                "tool", call.function_name or "tool", call.arguments, meta=meta, rest=_rest(said, _Call)
+                "tool", call.function_name or "tool", call.arguments, meta=meta, extra=_extra_fields(raw_call, _Call)
             )
-            there = found is not None and (found.content is not None or bool(found.subagent_trajectory_ref))
+            present = found is not None and (found.content is not None or bool(found.subagent_trajectory_ref))
             shared = ", only one for all calls of the step" if loose else ""
-            self._told.count("tool results", there, f"step {number}: no result of {call.function_name} is told{shared}")
+            self._completeness.count(
+                "tool results", present, f"step {number}: no result of {call.function_name} is told{shared}"
+            )
             if found is not None:
                 self._media(number, found.content)
                 self._references(number, found)
-                if there:
-                    rest = [beside[id(one)] for one in own]
-                    kept = rest[0] if len(rest) == 1 else {"results": rest} if any(rest) else None
-                    self._lines.finish(place, _value(found), rest=kept)
+                if present:
+                    extra = [beside[id(one)] for one in own]
+                    kept = extra[0] if len(extra) == 1 else {"results": extra} if any(extra) else None
+                    self._lines.finish(place, _value(found), extra=kept)
             self._answered(call, found)
         for result in loose:
             self._unbound(number, result)
@@ -295,7 +301,9 @@ class _Writer:
             places.setdefault(call.tool_call_id, []).append(place)
         for name, own in places.items():
             if len(own) > 1:
-                self._told.gap(f"step {number}: {len(own)} calls have the id {name!r}: each gets the next result")
+                self._completeness.gap(
+                    f"step {number}: {len(own)} calls have the id {name!r}: each gets the next result"
+                )
         loose: list[_Result] = []
         for result in results:
             free = places.get(result.source_call_id or "") if result.source_call_id is not None else None
@@ -307,7 +315,7 @@ class _Writer:
             bound, loose = [loose], []
         for call, many in zip(calls, bound, strict=True):
             if len(many) > 1:
-                self._told.gap(f"step {number}: {len(many)} results of {call.function_name} are told as one")
+                self._completeness.gap(f"step {number}: {len(many)} results of {call.function_name} are told as one")
         return bound, loose
 
     def _answered(self, call: _Call, found: _Result | None) -> None:
@@ -325,15 +333,17 @@ class _Writer:
         inner = {one.get("trajectory_id") for one in self._trajectory.subagent_trajectories or ()}
         for one in result.subagent_trajectory_ref or ():
             where = one.trajectory_path or one.trajectory_id or one.session_id
-            there = one.trajectory_id is not None and one.trajectory_id in inner
-            self._told.count(
-                "delegated trajectories", there, f"step {number}: a delegated trajectory is not in the file: {where}"
+            present = one.trajectory_id is not None and one.trajectory_id in inner
+            self._completeness.count(
+                "delegated trajectories", present, f"step {number}: a delegated trajectory is not in the file: {where}"
             )
 
     def _media(self, number: int, content: Any) -> None:
         for part in content if isinstance(content, list) else ():
             if part.type != "text":
-                self._told.count("media", False, f"step {number}: {part.type} is a reference, its content is elsewhere")
+                self._completeness.count(
+                    "media", False, f"step {number}: {part.type} is a reference, its content is elsewhere"
+                )
 
 
 def _joined(results: list[_Result]) -> _Result | None:
@@ -347,7 +357,7 @@ def _joined(results: list[_Result]) -> _Result | None:
     return _Result(results[0].source_call_id, parts or None, references or None)
 
 
-def _rest(raw: Any, known: type[msgspec.Struct]) -> dict[str, Any]:
+def _extra_fields(raw: Any, known: type[msgspec.Struct]) -> dict[str, Any]:
     """The fields of an object in the file that are not otherwise read."""
     return {name: value for name, value in (raw or {}).items() if name not in known.__struct_fields__}
 

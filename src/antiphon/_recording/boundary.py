@@ -91,7 +91,7 @@ class Boundary:
             body=self.body,
             send=self.send,
             dialect=str(self.payload.get("provider", "")),
-            heard=self._heard if self._keyed and EARLIER in scope.gateway_state else None,
+            earlier_answer=self._earlier_answer if self._keyed and EARLIER in scope.gateway_state else None,
             begin=self.start,
         )
         try:
@@ -111,7 +111,7 @@ class Boundary:
                 await self.finish("error", error=dict(answer.error or {}), value=answer.value)
         return answer
 
-    def _heard(self) -> Answer | None:
+    def _earlier_answer(self) -> Answer | None:
         found: Answer | None = self.scope.gateway_state[EARLIER].given(*self._place[:2])
         return found
 
@@ -192,13 +192,13 @@ class Boundary:
         if error is None or value is not None:
             payload["value"] = value
         scope = self.scope
-        told: dict[str, Any] = {"durationMs": scope.clock_ms() - self.started}
+        end_meta: dict[str, Any] = {"durationMs": scope.clock_ms() - self.started}
         if self._reused:
-            told["fromCache"] = True
+            end_meta["fromCache"] = True
         if meta:
-            told.update(meta)
-        rows = [] if self._chunks is None else self._chunks.rest()
-        rows.append(scope.encode("call.finished", self.site, payload, told))
+            end_meta.update(meta)
+        rows = [] if self._chunks is None else self._chunks.remaining()
+        rows.append(scope.encode("call.finished", self.site, payload, end_meta))
         await self._write_made(rows)
         if scope.llm_cache is not None:
             fresh = outcome == "ok" and scope.invoker is None and not self._reused

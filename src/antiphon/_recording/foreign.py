@@ -41,12 +41,12 @@ class Completeness:
         self._gaps: list[str] = []
         self._more = 0
 
-    def count(self, field: str, there: object, gap: str = "") -> None:
+    def count(self, field: str, present: object, gap: str = "") -> None:
         """Count one more occurrence where *field* belongs; *gap* says what its absence means."""
         found = self._fields.setdefault(field, [0, 0])
-        found[0] += bool(there)
+        found[0] += bool(present)
         found[1] += 1
-        if gap and not there:
+        if gap and not present:
             self.gap(gap)
 
     def gap(self, text: str) -> None:
@@ -58,7 +58,7 @@ class Completeness:
 
     def to_wire(self) -> dict[str, Any]:
         """``fields`` (present, of), ``overall`` and ``gaps``."""
-        fields = {name: {"present": there, "of": of} for name, (there, of) in self._fields.items()}
+        fields = {name: {"present": present, "of": of} for name, (present, of) in self._fields.items()}
         return {"overall": overall(fields), "fields": fields, "gaps": self._gaps, "moreGaps": self._more}
 
 
@@ -104,27 +104,27 @@ class EventBuilder:
         self,
         kind: str,
         name: str,
-        said: Any,
+        content: Any,
         *,
         provider: str = "",
         partial: bool = False,
-        rest: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
         at_ms: int | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> Place:
-        """The start of a call; *said* is its arguments, or the request to a model."""
-        digest = digest_of(said)
+        """The start of a call; *content* is its arguments, or the request to a model."""
+        digest = digest_of(content)
         nth = self._seen.get((name, digest), 0)
         self._seen[(name, digest)] = nth + 1
         field = "request" if kind == "llm" else "arguments"
         place = self.place()
-        started: dict[str, Any] = {"kind": kind, "name": name, field: said, "digest": digest, "nth": nth}
+        started: dict[str, Any] = {"kind": kind, "name": name, field: content, "digest": digest, "nth": nth}
         if provider:
             started["provider"] = provider
         if partial:
             started[PARTIAL] = True
-        if rest:
-            started["imported"] = dict(rest)
+        if extra:
+            started["imported"] = dict(extra)
         self.add("call.started", started, at_ms=at_ms, meta=dict(meta or {}), **place)
         return place
 
@@ -134,16 +134,16 @@ class EventBuilder:
         value: Any,
         *,
         error: str | None = None,
-        rest: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
         at_ms: int | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        """The end of a call; *rest* is what else the file tells about it."""
+        """The end of a call; *extra* is what else the file tells about it."""
         payload: dict[str, Any] = {"outcome": "ok", "value": value}
         if error is not None:
             payload = {"outcome": "error", "error": error_of(error), "value": value}
-        if rest:
-            payload["imported"] = dict(rest)
+        if extra:
+            payload["imported"] = dict(extra)
         self.add("call.finished", payload, at_ms=at_ms, meta=dict(meta or {}), **place)
 
 

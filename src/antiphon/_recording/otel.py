@@ -56,7 +56,7 @@ def runs_of(documents: list[dict[str, Any]], *, tenant: str, workspace: str) -> 
             "There is no GenAI span in the file.", hint="Spans of agents have the attribute gen_ai.operation.name."
         )
     for trace, spans in sorted(found.items(), key=lambda one: min(span["start"] for span in one[1])):
-        yield _Writer(trace, spans, tenant, workspace).told()
+        yield _Writer(trace, spans, tenant, workspace).to_run()
 
 
 # -- reading OTLP -----------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class _Writer:
     def __init__(self, trace: str, spans: list[_Span], tenant: str, workspace: str) -> None:
         self._trace = trace
         self._spans = sorted(spans, key=lambda span: (span["start"], -span["end"]))
-        self._told = Completeness()
+        self._completeness = Completeness()
         self._input: Any = None
         self._output: Any = None
         inside = {span["id"] for span in spans}
@@ -202,13 +202,13 @@ class _Writer:
         )
         self._lines = EventBuilder(self.manifest.id, start)
 
-    def told(self) -> ImportedRun:
+    def to_run(self) -> ImportedRun:
         """The run, with its completeness in the event ``import``."""
-        lines, told = self._lines, self._told
+        lines, completeness = self._lines, self._completeness
         started: dict[str, Any] = {"name": self.manifest.name}
         lines.add("run.started", started)
-        said: dict[str, Any] = {"format": FORMAT, "trace": self._trace}
-        lines.add("import", said)
+        header: dict[str, Any] = {"format": FORMAT, "trace": self._trace}
+        lines.add("import", header)
         ends: list[tuple[int, int, Callable[[], None]]] = []
         others = 0
         for number, span in enumerate(self._spans):
@@ -220,20 +220,20 @@ class _Writer:
                 ends.append((span["end"], number, self._tool(span)))
             elif operation is not None and operation not in _AGENT:
                 others += 1
-                told.gap(f"{span['name']}: {operation} has no place in a run and is not imported")
+                completeness.gap(f"{span['name']}: {operation} has no place in a run and is not imported")
         self._ended(ends)
-        told.count("tool definitions", self._definitions, "the tools are not defined (gen_ai.tool.definitions)")
+        completeness.count("tool definitions", self._definitions, "the tools are not defined (gen_ai.tool.definitions)")
         attributes = self._head["attributes"]
         whole = _messages(attributes.get("gen_ai.input.messages"))
         task = _first_of_user(whole) if self._head.get("gen_ai") in _AGENT else None
         answer = _texts(attributes.get("gen_ai.output.messages"))
         started["input"] = task if task is not None else self._input
-        told.count("task", started["input"] is not None, "no captured message says what the task was")
+        completeness.count("task", started["input"] is not None, "no captured message says what the task was")
         output = answer or self._output
         last: dict[str, Any] = {"status": self.manifest.status, "output": output}
         if self._error:
             last["error"] = {"class": "", "code": "error", "message": self._error}
-        said |= {"spans": len(self._spans), "otherSpans": others, "completeness": told.to_wire()}
+        header |= {"spans": len(self._spans), "otherSpans": others, "completeness": completeness.to_wire()}
         lines.add("run.finished", last, at_ms=self.manifest.finished_at_ms)
         digest = hashlib.sha256(orjson.dumps(self._spans, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()
         return ImportedRun(self.manifest, lines.events, digest)
@@ -247,17 +247,17 @@ class _Writer:
 
     def _model(self, span: _Span) -> Callable[[], None]:
         """Write the start of a model call; returns what writes its end."""
-        told, attributes, name = self._told, span["attributes"], span["name"] or "a model call"
+        completeness, attributes, name = self._completeness, span["attributes"], span["name"] or "a model call"
         asked, model = attributes.get("gen_ai.input.messages"), attributes.get("gen_ai.request.model")
         messages = _messages(asked)
         system = _system(attributes.get("gen_ai.system_instructions"))
         self._input = self._input if self._input is not None else _first_of_user(messages)
-        told.count("timestamps", span["start"])
-        told.count("model name", model, f"{name}: the model is not named")
-        told.count("model requests", messages, f"{name}: the request was not captured (gen_ai.input.messages)")
-        told.count("system prompt", system or any(one["role"] == "system" for one in messages))
+        completeness.count("timestamps", span["start"])
+        completeness.count("model name", model, f"{name}: the model is not named")
+        completeness.count("model requests", messages, f"{name}: the request was not captured (gen_ai.input.messages)")
+        completeness.count("system prompt", system or any(one["role"] == "system" for one in messages))
         options = {option: attributes[key] for option in _OPTIONS if (key := f"gen_ai.request.{option}") in attributes}
-        told.count("sampling parameters", "temperature" in options)
+        completeness.count("sampling parameters", "temperature" in options)
         provider = attributes.get("gen_ai.provider.name") or attributes.get("gen_ai.system")
         request = {
             "model": str(model or attributes.get("gen_ai.response.model") or "unknown"),
@@ -271,50 +271,58 @@ class _Writer:
         )
 
         def finish() -> None:
-            said = _messages(attributes.get("gen_ai.output.messages"))
+            answers = _messages(attributes.get("gen_ai.output.messages"))
             for kind in [kind for side in _MESSAGES for kind in _unread(attributes.get(side))]:
-                told.count("media", False, f"{name}: a part of type {kind} is kept beside the call, not in a message")
-            rest = _rest(attributes)
-            if len(said) > 1:
-                told.gap(f"{name}: {len(said)} answers, of which the first is told and all are kept beside the call")
-                rest[_MESSAGES[1]] = attributes[_MESSAGES[1]]
-            there = bool(said) or span["error"] is not None
-            told.count("model answers", there, f"{name}: the answer was not captured (gen_ai.output.messages)")
+                completeness.count(
+                    "media", False, f"{name}: a part of type {kind} is kept beside the call, not in a message"
+                )
+            extra = _extra_attributes(attributes)
+            if len(answers) > 1:
+                completeness.gap(
+                    f"{name}: {len(answers)} answers, of which the first is told and all are kept beside the call"
+                )
+                extra[_MESSAGES[1]] = attributes[_MESSAGES[1]]
+            present = bool(answers) or span["error"] is not None
+            completeness.count(
+                "model answers", present, f"{name}: the answer was not captured (gen_ai.output.messages)"
+            )
             given, taken = (attributes.get(f"gen_ai.usage.{side}_tokens") for side in ("input", "output"))
             usage = usage_of(given, taken)
-            told.count("token usage", None not in usage.values(), f"{name}: no token usage")
+            completeness.count("token usage", None not in usage.values(), f"{name}: no token usage")
             reasons = attributes.get("gen_ai.response.finish_reasons")
             stop = str(reasons[0]) if isinstance(reasons, list) and reasons else None
             value = None
-            if said:
-                value = answer_of(said[0], attributes.get("gen_ai.response.model"), stop)
-                text = said[0].get("content")
+            if answers:
+                value = answer_of(answers[0], attributes.get("gen_ai.response.model"), stop)
+                text = answers[0].get("content")
                 self._output = text if isinstance(text, str) and text else self._output
             meta = {"usage": usage, "durationMs": max(0, span["end"] - span["start"])}
-            self._lines.finish(place, value, error=span["error"], at_ms=span["end"], meta=meta, rest=rest)
+            self._lines.finish(place, value, error=span["error"], at_ms=span["end"], meta=meta, extra=extra)
 
         return finish
 
     def _tool(self, span: _Span) -> Callable[[], None]:
         """The same for the call of a tool."""
-        told, attributes = self._told, span["attributes"]
+        completeness, attributes = self._completeness, span["attributes"]
         name = str(attributes.get("gen_ai.tool.name") or span["name"].removeprefix(f"{_TOOL} ") or "tool")
         arguments = _json(attributes.get("gen_ai.tool.call.arguments"))
-        told.count("timestamps", span["start"])
-        told.count(
+        completeness.count("timestamps", span["start"])
+        completeness.count(
             "tool arguments", arguments is not None, f"{name}: arguments not captured (gen_ai.tool.call.arguments)"
         )
         meta = {"importedId": str(attributes.get("gen_ai.tool.call.id") or span["id"])}
         place = self._lines.start("tool", name, arguments, at_ms=span["start"], meta=meta)
 
         def finish() -> None:
-            there = "gen_ai.tool.call.result" in attributes or span["error"] is not None
-            told.count("tool results", there, f"{name}: no result was captured (gen_ai.tool.call.result)")
-            if not there:
+            present = "gen_ai.tool.call.result" in attributes or span["error"] is not None
+            completeness.count("tool results", present, f"{name}: no result was captured (gen_ai.tool.call.result)")
+            if not present:
                 return  # whether and how it ended is known, but not its result
             value = _json(attributes.get("gen_ai.tool.call.result"))
             meta = {"durationMs": max(0, span["end"] - span["start"])}
-            self._lines.finish(place, value, error=span["error"], at_ms=span["end"], meta=meta, rest=_rest(attributes))
+            self._lines.finish(
+                place, value, error=span["error"], at_ms=span["end"], meta=meta, extra=_extra_attributes(attributes)
+            )
 
         return finish
 
@@ -330,7 +338,7 @@ _MESSAGES = ("gen_ai.input.messages", "gen_ai.output.messages")
 _PARTS = frozenset({"text", "reasoning", "tool_call", "tool_call_response"})
 
 
-def _rest(attributes: dict[str, Any]) -> dict[str, Any]:
+def _extra_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     """What the events do not hold; the original messages if a part of them is not read."""
     left = {name for name in _MESSAGES if _unread(attributes.get(name))}
     return {name: value for name, value in attributes.items() if name not in _READ or name in left}

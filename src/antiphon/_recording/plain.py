@@ -214,8 +214,8 @@ def _exact(value: Any, above: tuple[int, ...]) -> Any:
     names = _names(value)
     if names is not None:
         more = [name for name in getattr(value, "__dict__", ()) if name not in names and not name.startswith("_")]
-        there = [name for name in (*names, *more) if hasattr(value, name)]
-        return _exact_object({name: getattr(value, name) for name in there}, within)
+        present = [name for name in (*names, *more) if hasattr(value, name)]
+        return _exact_object({name: getattr(value, name) for name in present}, within)
     if isinstance(value, Mapping):
         return _exact_object(value, within)
     if isinstance(value, (list, tuple)):

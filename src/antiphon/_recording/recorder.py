@@ -180,7 +180,7 @@ class Chunks:
         rows, self._ready = self._ready, []
         return rows
 
-    def rest(self) -> list[Row]:
+    def remaining(self) -> list[Row]:
         """Everything that is left, at the end of the stream."""
         self._take()
         if self._stream is not None:
@@ -671,15 +671,15 @@ class Recorder:
     def chunks(self, site: Site) -> Chunks:
         """Takes the chunks of a stream at *site*."""
 
-        told: set[str] = set()
+        declared: set[str] = set()
 
         def encode(number: int, data: Any, gap_ms: float, original: Any) -> Row:
             meta: dict[str, Any] = {"gapMs": round(gap_ms, 3)}
             clean, was = dump(data), dump(original)
             if clean == was:
                 return self.scope.encode("call.chunk", site, {"n": number, "data": data}, meta)
-            fresh = {text: kind for text, kind in chunks.found.items() if text not in told}
-            told.update(fresh)
+            fresh = {text: kind for text, kind in chunks.found.items() if text not in declared}
+            declared.update(fresh)
             if fresh:
                 meta[PSEUDONYMS] = fresh
             masking = Masking(differences(orjson.loads(was), orjson.loads(clean)), was)

@@ -113,10 +113,10 @@ class EarlierAttempt:
     def _merge(self, attempt: dict[_Place, list[RecordedAnswer | None]]) -> None:
         for place, found in attempt.items():
             known = self._answers.setdefault(place, [])
-            for heard in found[len(known) :]:
-                if heard is None:
+            for answer in found[len(known) :]:
+                if answer is None:
                     break
-                known.append(heard)
+                known.append(answer)
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         """The value drawn at this place before, or a fresh one."""

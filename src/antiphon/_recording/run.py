@@ -284,8 +284,8 @@ class Run:
         self.note("prompt", payload)
         return text
 
-    def _unquoted(self, said: dict[str, Any]) -> dict[str, Any]:
-        return {**said, "message": self.scope.unquoted(str(said["message"]))}
+    def _unquoted(self, error: dict[str, Any]) -> dict[str, Any]:
+        return {**error, "message": self.scope.unquoted(str(error["message"]))}
 
     def note(self, kind: str, payload: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
         """Record an event of *kind* at the current place."""
@@ -302,8 +302,8 @@ class Run:
         try:
             yield current
         except BaseException as error:
-            said = {"class": type(error).__qualname__, "message": str(error)}
-            self.note("interaction.finished", {"error": self._unquoted(said)})
+            failure = {"class": type(error).__qualname__, "message": str(error)}
+            self.note("interaction.finished", {"error": self._unquoted(failure)})
             raise
         self.note("interaction.finished", {"output": exact_output(current.output)})
 
@@ -370,21 +370,21 @@ def ambiguous(twins: Mapping[str, int], events: Callable[[], Iterable[Event]]) -
             continue
         for path, lanes in groups.items():
             if event.lane.startswith(path):
-                number, rest = _split(event.lane[len(path) :])
+                number, tail = _split(event.lane[len(path) :])
                 parts = lanes.setdefault(number, {})
-                digest = parts.setdefault(rest, hashlib.sha256())
+                digest = parts.setdefault(tail, hashlib.sha256())
                 digest.update(orjson.dumps([event.type, event.payload], option=orjson.OPT_SORT_KEYS))
     return [_decision(path, lanes) for path, lanes in groups.items() if _differ(lanes)]
 
 
-def _split(rest: str) -> tuple[str, str]:
+def _split(path: str) -> tuple[str, str]:
     """The number of the lane, and the event's path below it."""
-    digits = len(rest) - len(rest.lstrip("0123456789"))
-    return rest[:digits], rest[digits:]
+    digits = len(path) - len(path.lstrip("0123456789"))
+    return path[:digits], path[digits:]
 
 
 def _differ(lanes: Mapping[str, Mapping[str, Any]]) -> bool:
-    seen = {tuple(sorted((rest, digest.digest()) for rest, digest in parts.items())) for parts in lanes.values()}
+    seen = {tuple(sorted((tail, digest.digest()) for tail, digest in parts.items())) for parts in lanes.values()}
     return len(seen) > 1
 
 

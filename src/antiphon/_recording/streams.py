@@ -69,8 +69,8 @@ class StreamLog:
     async def finish(self) -> None:
         """Record the stream's summary."""
         outcome, value, meta = self.summary()
-        told = {CHUNKS: len(self.chunks)}
-        await self.boundary.finish(outcome, value=value, meta={**meta, **self._meta, **told})
+        counted = {CHUNKS: len(self.chunks)}
+        await self.boundary.finish(outcome, value=value, meta={**meta, **self._meta, **counted})
 
     def summary(self) -> tuple[str, Any, dict[str, Any]]:
         """Outcome, recorded value and metadata of the whole stream."""

@@ -86,7 +86,7 @@ class ExploreInvoker(Opaque, eq=False):
     _fresh: dict[tuple[str, str], Answer] = {}
     _models: dict[str, list[RecordedCall]] = {}
     _asked: dict[str, int] = {}
-    _standing: dict[str, RecordedCall] = {}
+    _paired: dict[str, RecordedCall] = {}
     _answered: set[str] = set()
     _closed: bool = False
     _index: SemanticIndex[RecordedCall] = field(default_factory=SemanticIndex)
@@ -142,11 +142,11 @@ class ExploreInvoker(Opaque, eq=False):
         if call.kind != "llm":
             return self.answer_tool(call)
         rule = self.table.rule(call.kind, call.name)
-        self._stand_beside(call)
+        self._pair_with_recorded(call)
         answer = self._ruled(rule) or self._model(call, rule)
         if answer is None:
             self._live(call)
-            answer = None if call.heard is None else call.heard()
+            answer = None if call.earlier_answer is None else call.earlier_answer()
             if answer is not None:
                 answer = answer._replace(source="live")  # judged like any other answer of the model
             elif self.llm is not None:
@@ -176,7 +176,7 @@ class ExploreInvoker(Opaque, eq=False):
 
     # -- models --------------------------------------------------------------------------------------------------
 
-    def _stand_beside(self, call: Invocation) -> None:
+    def _pair_with_recorded(self, call: Invocation) -> None:
         """The recorded model call to compare this one with: the same request, else the same turn in its lane, unless
         lanes say nothing."""
         lane = call.site.lane
@@ -190,20 +190,20 @@ class ExploreInvoker(Opaque, eq=False):
             if found is None and turn < len(recorded):
                 found = recorded[turn]
         if found is not None:
-            self._standing[call.site.call] = found
+            self._paired[call.site.call] = found
 
     def judge(
         self, call: Invocation, outcome: str, reason: str | None, failure: Mapping[str, Any] | None = None
     ) -> RefusalFound | None:
         """Whether a live model refused where it had answered, or the other way round (L4)."""
-        self._heard(call.digest, failure)
-        recorded = self._standing.pop(call.site.call, None)
+        self._note_answer(call.digest, failure)
+        recorded = self._paired.pop(call.site.call, None)
         found = None if recorded is None else refusal_divergence(self.recording, recorded, outcome, reason)
         if found is not None:
             self.refusals.append(found)
         return found
 
-    def _heard(self, digest: str, failure: Mapping[str, Any] | None) -> None:
+    def _note_answer(self, digest: str, failure: Mapping[str, Any] | None) -> None:
         """Note whether a request was answered; an abandoned stream or an unneeded task is no failure."""
         failure = {} if failure is None or failure.get("code") == STREAM_ABANDONED else failure
         if not failure:

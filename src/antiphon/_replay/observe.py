@@ -286,8 +286,8 @@ class Observer:
         if differences:
             kind = "draw" if row.type == "draw" else "changed"
             words = words_of(Seen(row.type, row.site, payload, {}))
-            told = [found for found in differences if found.path not in _DIGESTS] or differences
-            self.add(DivergenceFound(kind, recorded.lane, place, recorded.seq, words, tuple(told)))
+            shown = [found for found in differences if found.path not in _DIGESTS] or differences
+            self.add(DivergenceFound(kind, recorded.lane, place, recorded.seq, words, tuple(shown)))
         elif row.type == "call.started":
             left = {name: recorded.payload.get(name) for name in NOTES_ONLY}
             noted = diff_values(left, {name: payload.get(name) for name in NOTES_ONLY}, limit=5)

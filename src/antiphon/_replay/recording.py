@@ -476,28 +476,28 @@ class Recording:
             error = {"code": "outcome_unknown", "message": "The recording ends before this call was answered."}
             return Answer("error", None, error, None, source, meta)
         finished = self.event(call.finished)
-        payload, told = finished.payload, finished.meta
+        payload, end_meta = finished.payload, finished.meta
         if call.has_saga:
-            meta |= {"settled": finished.seq, "reused": "fromCache" in told}
+            meta |= {"settled": finished.seq, "reused": "fromCache" in end_meta}
         outcome = payload.get("outcome", "ok")
         if outcome not in _OUTCOMES:
             raise ArtifactError(f"Event {finished.seq} of run {self.manifest.id} has the unknown outcome {outcome!r}.")
         chunks: list[Any] | None = None
-        if call.chunks or told.get("stream"):
+        if call.chunks or end_meta.get("stream"):
             events = [self.event(seq) for seq in call.chunks]
             chunks = [event.payload.get("data") for event in events]
             if realtime:
                 meta["gapsMs"] = [event.meta.get("gapMs", 0) for event in events]
         elif outcome == "ok" and len(payload) == 2 and "value" in payload:
             meta[AS_RECORDED] = True
-        note = (told.get("metadata") or {}).get("payload") if "fromCache" in told else None
+        note = (end_meta.get("metadata") or {}).get("payload") if "fromCache" in end_meta else None
         if note is not None:
             meta[NOT_KEPT] = note
         if "error" in payload and was_cancelled(payload["error"]):
-            meta[AFTER] = told.get("durationMs")
+            meta[AFTER] = end_meta.get("durationMs")
         for name in ("httpStatus", "headers", "layout", CLASSES):
-            if name in told:
-                meta[name] = told[name]
+            if name in end_meta:
+                meta[name] = end_meta[name]
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)
 
     def streamed(self, asked: Event) -> bool | None:

@@ -147,12 +147,12 @@ class GuardedTools:
         arguments: Mapping[str, Any],
         place: CallIdentity,
         body: Body,
-        approving: ApprovalContext = NOBODY,
+        approval: ApprovalContext = NOBODY,
     ) -> ToolAnswer:
         """One synchronous call; an exception raised by the tool propagates unchanged."""
         gateway = self._gateway(Gateway)
         _registered(gateway, spec, run)
-        return drive(self._call(gateway, spec, arguments, place, _ToolCall(body), approving))
+        return drive(self._call(gateway, spec, arguments, place, _ToolCall(body), approval))
 
     async def call_async(
         self,
@@ -160,12 +160,12 @@ class GuardedTools:
         arguments: Mapping[str, Any],
         place: CallIdentity,
         body: Callable[[dict[str, Any]], Awaitable[Any]],
-        approving: ApprovalContext = NOBODY,
+        approval: ApprovalContext = NOBODY,
     ) -> ToolAnswer:
         """One asynchronous call."""
         gateway = self._gateway(AsyncGateway)
         _registered(gateway, spec, run_async)
-        return await self._call(gateway, spec, arguments, place, _ToolCall(body), approving)
+        return await self._call(gateway, spec, arguments, place, _ToolCall(body), approval)
 
     async def _call(
         self,
@@ -174,7 +174,7 @@ class GuardedTools:
         arguments: Mapping[str, Any],
         place: CallIdentity,
         pending: _ToolCall,
-        approving: ApprovalContext,
+        approval: ApprovalContext,
     ) -> ToolAnswer:
         """Make the call, suspending only with an async gateway; a call without an id is identified by position (D2)."""
         with making(pending), self._in_turn(place):
@@ -190,11 +190,11 @@ class GuardedTools:
                     call.options = call.options._replace(by_id=tied, counted_in=counted_in)
             if isinstance(call, ToolResultEnvelope):
                 return pending.given(call)
-            if approving is not NOBODY:
-                if approving.only_asks and not needed(call.plan, call.arguments):
+            if approval is not NOBODY:
+                if approval.only_asks and not needed(call.plan, call.arguments):
                     return ToolAnswer(None, False)
-                call.options = call.options._replace(**approving._asdict())
-                if approving.verdict is not None and approving.shown_in:  # people may have changed the arguments
+                call.options = call.options._replace(**approval._asdict())
+                if approval.verdict is not None and approval.shown_in:  # people may have changed the arguments
                     call.options = call.options._replace(by_id=False)
             outcome = gateway.run(call)
             return pending.outcome(gateway, call, outcome if isinstance(outcome, Outcome) else await outcome)
@@ -252,8 +252,10 @@ class _ToolCall(PendingCall):
         given = self.given(result)
         if not approval:  # no approval could be requested, so there is nothing to decide
             return given
-        approving = call.plan.approving
-        arguments = call.plan.results.told(call.arguments if approving is None else approving.shown(call.arguments))
+        approval_rule = call.plan.approval_rule
+        arguments = call.plan.results.for_listeners(
+            call.arguments if approval_rule is None else approval_rule.shown(call.arguments)
+        )
         asked = {"approvalId": approval, "tool": call.tool.full_name, "arguments": arguments}
         return given._replace(question={**asked, "description": spec.description} if spec.description else asked)
 
@@ -316,10 +318,10 @@ def _envelope(spec: ToolSpec, arguments: Mapping[str, Any], place: CallIdentity)
     new id, because call ids of different conversations may be equal (D2).
     """
     request = uuid7()
-    told = place.session is not None or current_scope() is not None
-    if not told and spec.approve is not None:  # the decision comes back with this id only
-        told = _is_random(place.call_id or "")
-    known = place.call_id if told else None
+    names_call = place.session is not None or current_scope() is not None
+    if not names_call and spec.approve is not None:  # the decision comes back with this id only
+        names_call = _is_random(place.call_id or "")
+    known = place.call_id if names_call else None
     identity = request if known is None else f"{place.asked_in}:{known}" if place.asked_in else known
     return ToolCallEnvelope(
         contract_version="1.1",

@@ -294,7 +294,7 @@ def pack_result(result: Any) -> Any:
     return {"value": result}
 
 
-def told(words: str, call: Mapping[str, Any], **options: Any) -> Any:
+def message_of(words: str, call: Mapping[str, Any], **options: Any) -> Any:
     """A message in place of a result: a tool message for the model, or plain text for code that called the tool."""
     if call["id"] is None:
         return words
@@ -304,7 +304,7 @@ def told(words: str, call: Mapping[str, Any], **options: Any) -> Any:
 def unpack_result(packed: Any, call: Mapping[str, Any]) -> Any:
     """Unpack a result as the answer to *call*; plain text in its place (a blocked call) becomes a tool message."""
     if not isinstance(packed, Mapping) or not packed.keys() & {"message", "command", "$results", "value"}:
-        return told(packed if isinstance(packed, str) else json.dumps(packed), call)
+        return message_of(packed if isinstance(packed, str) else json.dumps(packed), call)
     if "message" in packed:
         fields = dict(packed["message"])
         return ToolMessage(tool_call_id=call["id"], **{**fields, "name": fields.get("name") or call["name"]})
@@ -516,7 +516,7 @@ class _Live:
             return self._kept[0] if self._kept else unpack_result(given.value, call)
         if given.code == Paused.code:
             raise interrupt_again(given.message)
-        return told(given.message, call, status="error")
+        return message_of(given.message, call, status="error")
 
 
 guarded_call: ContextVar[str | None] = ContextVar("antiphon_guarded_tool_call", default=None)

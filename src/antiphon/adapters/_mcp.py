@@ -292,7 +292,7 @@ def is_notification(message: Any) -> bool:
     return isinstance(message, dict) and "id" not in message and isinstance(message.get("method"), str)
 
 
-def notice_for(message: Any, request: Request) -> dict[str, Any] | None:
+def notification_for(message: Any, request: Request) -> dict[str, Any] | None:
     """A recorded notification for this delivery, with its progress token; ``None`` if it did not request progress."""
     if not is_notification(message) or message["method"] != "notifications/progress":
         return message if is_notification(message) else None
@@ -345,17 +345,17 @@ def replayed(answer: Answer, request: Request) -> ReplayedMcpResponse | None:
     refused = response_in(answer.value, request) if answer.outcome == "error" else None
     if refused is not None:
         return refused
-    told = [(notice_for(message, request), gap) for message, gap in timed(answer)]
-    notices = [(event_of(encoded(message)), gap) for message, gap in told if message is not None]
+    messages = [(notification_for(message, request), gap) for message, gap in timed(answer)]
+    notifications = [(event_of(encoded(message)), gap) for message, gap in messages if message is not None]
     stays = request.method == LISTEN
     if answer.outcome == "error" and not stays:
         return None
-    if not notices and not stays:
+    if not notifications and not stays:
         return ReplayedMcpResponse(200, "application/json", [content_of(answer, request)], ())
     if not stays or answer.outcome != "error":
-        notices.append((event_of(content_of(answer, request)), 0.0))
+        notifications.append((event_of(content_of(answer, request)), 0.0))
     return ReplayedMcpResponse(
-        200, "text/event-stream", [event for event, _ in notices], [gap for _, gap in notices], stays=stays
+        200, "text/event-stream", [event for event, _ in notifications], [gap for _, gap in notifications], stays=stays
     )
 
 
@@ -549,10 +549,10 @@ class _Relay:
         The session cancels them explicitly, except ``server/discover``: after that it sends ``initialize``, as it would
         to an older server.
         """
-        method, told = body.get("method"), (body.get("params") or {}).get("requestId")
+        method, cancelled_id = body.get("method"), (body.get("params") or {}).get("requestId")
         for number, (asked, boundary) in list(self._open.items()):
-            said = method == CANCELLED and number == told
-            if said or (method == "initialize" and asked == "server/discover"):
+            is_cancelled = method == CANCELLED and number == cancelled_id
+            if is_cancelled or (method == "initialize" and asked == "server/discover"):
                 del self._open[number]
                 await boundary.finish("ok", value={"jsonrpc": "2.0", "error": _TIMED_OUT})
 

@@ -193,11 +193,11 @@ def _replay(app: Any, order: Order, wanted: str) -> End:
 
 def _report(order: Order, found: Report) -> None:
     """Write the report, and again if other threads changed it meanwhile, because the process may end."""
-    part, told = Path(f"{order.report}.{threading.get_ident()}"), None
-    while (now := found()) != told:
+    part, written = Path(f"{order.report}.{threading.get_ident()}"), None
+    while (now := found()) != written:
         part.write_bytes(orjson.dumps(now))
         part.replace(order.report)
-        told = now
+        written = now
 
 
 _MARK = "__antiphon_original__"

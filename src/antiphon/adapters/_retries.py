@@ -22,7 +22,7 @@ from typing import Any
 
 from antiphon._drive import drive
 from antiphon._gateway.context import current_call
-from antiphon.adapters._need import require
+from antiphon.adapters._requirements import require
 from antiphon.decide._answers import retry_after_ms
 
 ATTEMPTS = "antiphon_attempts"
@@ -38,9 +38,9 @@ def pause_s(response: Any, retry: int, chance: float, wall_ms: int) -> float | N
     """
     asked = None
     if response is not None:
-        told = response.headers.get("x-should-retry")
+        should_retry = response.headers.get("x-should-retry")
         status = response.status_code
-        if told == "false" or (told != "true" and status not in (408, 409, 429) and status < 500):
+        if should_retry == "false" or (should_retry != "true" and status not in (408, 409, 429) and status < 500):
             return None
         asked = retry_after_ms(SimpleNamespace(response=response), wall_ms)  # type: ignore[arg-type]
         if asked is not None and asked > _LONGEST_ASKED_S * 1000:

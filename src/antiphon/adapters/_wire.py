@@ -30,7 +30,7 @@ _PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
 )
 _ERROR_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 """The error headers that SDKs read."""
-_TOLD_HEADERS = re.compile(r"(x-)?request-id|(x|anthropic)-ratelimit-.+")
+_RECORDED_HEADERS = re.compile(r"(x-)?request-id|(x|anthropic)-ratelimit-.+")
 """The headers that SDKs expose to their users, recorded for every response."""
 _SHAPING = (
     "anthropic-version",
@@ -222,13 +222,13 @@ def whole(call: ModelCall, content: bytes) -> Any:
     return assemble_response(sse_events([content]), call.provider) if call.stream else body_of(content)
 
 
-def _told_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if _TOLD_HEADERS.fullmatch(name.lower())}
+def _recorded_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if _RECORDED_HEADERS.fullmatch(name.lower())}
 
 
-def told(status: int, headers: Mapping[str, str], *, stream: bool) -> dict[str, Any]:
+def response_meta(status: int, headers: Mapping[str, str], *, stream: bool) -> dict[str, Any]:
     """The call metadata for status and headers of the response, if there is anything to record."""
-    found = _told_headers(headers)
+    found = _recorded_headers(headers)
     usual = _EVENTS if stream else _JSON
     found |= {
         name: headers[name]
@@ -240,7 +240,7 @@ def told(status: int, headers: Mapping[str, str], *, stream: bool) -> dict[str, 
 
 def error_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The recorded headers of an error."""
-    return {name: headers[name] for name in _ERROR_HEADERS if name in headers} | _told_headers(headers)
+    return {name: headers[name] for name in _ERROR_HEADERS if name in headers} | _recorded_headers(headers)
 
 
 async def finish(
@@ -260,7 +260,7 @@ async def finish(
         await boundary.finish("error", error=error, value=value, meta={**attempts, **layout_of(content, value)})
         return
     outcome, meta = outcome_of(_read(content, value), call.provider)
-    more = {**told(status, headers, stream=call.stream), **attempts, **layout_of(content, value)}
+    more = {**response_meta(status, headers, stream=call.stream), **attempts, **layout_of(content, value)}
     await boundary.finish(outcome, value=value, meta={**meta, **more})
 
 

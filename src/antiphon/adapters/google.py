@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon.adapters._need import require
+from antiphon.adapters._requirements import require
 from antiphon.adapters._retries import DEFAULT_RETRIES
 from antiphon.adapters.httpx import client_options
 

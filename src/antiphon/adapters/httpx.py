@@ -21,7 +21,7 @@ from antiphon._recording.streams import STREAM, LiveStream, ReplayedStream, Stre
 from antiphon._scope import RunScope
 from antiphon.adapters import _mcp, _wire
 from antiphon.adapters._model import recorded_here, recording_scope
-from antiphon.adapters._need import require
+from antiphon.adapters._requirements import require
 from antiphon.adapters._retries import ATTEMPTS, retrying, transports
 from antiphon.errors import CallFailed, InvalidInput, rebuild_exception
 from antiphon.llm.response import outcome_of
@@ -363,8 +363,8 @@ class _HttpLog(StreamLog):
     """Records the bytes of a provider's stream."""
 
     def __init__(self, boundary: Boundary, call: _wire.ModelCall, response: Any, attempts: Mapping[str, int]) -> None:
-        told = _wire.told(response.status_code, response.headers, stream=True)
-        super().__init__(boundary, {**STREAM, **told, **attempts})
+        response_meta = _wire.response_meta(response.status_code, response.headers, stream=True)
+        super().__init__(boundary, {**STREAM, **response_meta, **attempts})
         self._provider = call.provider
 
     def encode(self, chunk: bytes) -> Any:

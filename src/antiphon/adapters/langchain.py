@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, overload
 
-from antiphon.adapters._need import require
+from antiphon.adapters._requirements import require
 
 require("langgraph")
 require("langchain")

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.adapters._need import require
+from antiphon.adapters._requirements import require
 
 require("mcp")
 

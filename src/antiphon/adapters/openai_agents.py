@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_args
 
 import orjson
 
-from antiphon.adapters._need import require
+from antiphon.adapters._requirements import require
 
 require("openai-agents")
 
@@ -240,10 +240,10 @@ def guard_tool(tool: FunctionTool, guard: GuardedTools, session: str | None = No
             return await invoke(context, arguments if given == params else json.dumps(given))
 
         place = CallIdentity(session, context.tool_call_id, counted_in=_response(context))
-        approving = NOBODY
+        approval = NOBODY
         if spec.approve is not None and context.is_tool_approved(tool.name, context.tool_call_id) is True:
-            approving = ApprovalContext(Verdict(True, _NAME, _NAME))
-        given = await guard.call_async(spec, params, place, body, approving)
+            approval = ApprovalContext(Verdict(True, _NAME, _NAME))
+        given = await guard.call_async(spec, params, place, body, approval)
         return given.value if given.ok else given.message
 
     if spec.approve is None:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from antiphon.adapters._need import require
+from antiphon.adapters._requirements import require
 
 require("pydantic-ai")
 
@@ -140,13 +140,13 @@ class Reliable(AbstractCapability[Any]):
                 raise Paused(pause_text(kept)) from deferral
 
         spec = self._guard.spec(tool_def.name, tool_def.description or "")
-        params, approving = call.args_as_dict(), NOBODY
+        params, approval = call.args_as_dict(), NOBODY
         if spec.approve is not None:  # bind the approval to the executed arguments, after any hooks
             params = dict(args) if isinstance(args, Mapping) else params
-            approving = ApprovalContext(_verdict(ctx), _NAME)
+            approval = ApprovalContext(_verdict(ctx), _NAME)
         place = CallIdentity(self.session or ctx.conversation_id, call.tool_call_id, message=_message(ctx, call))
         try:
-            given = await self._guard.call_async(spec, params, place, body, approving)
+            given = await self._guard.call_async(spec, params, place, body, approval)
         except Paused as pause:
             own = pause.__cause__
             if own is not None and isinstance(own, tuple(_DEFERRALS.values())):

@@ -160,8 +160,8 @@ async def _confirm(admin: Any, arguments: argparse.Namespace, chosen: dict[str, 
     """Claims whose effect may still come, or has come, are dropped only after a count and a question."""
     if arguments.yes or not (arguments.in_flight or arguments.unknown) or not any(chosen.values()):
         return
-    told = [name for name in ("inflight", "unknown") if getattr(arguments, name.replace("inf", "in_f"))]
-    counts = {name: len(await admin.claims(**chosen, state=name, limit=_ALL)) for name in told}
+    states = [name for name in ("inflight", "unknown") if getattr(arguments, name.replace("inf", "in_f"))]
+    counts = {name: len(await admin.claims(**chosen, state=name, limit=_ALL)) for name in states}
     text = " and ".join(f"{number} {'in flight' if name == 'inflight' else name}" for name, number in counts.items())
     if not any(counts.values()):
         return
@@ -174,17 +174,17 @@ async def _resolve_all(
     """Settle every unknown outcome that fits, or those named, alike."""
     from antiphon.ops.admin import Resolution
 
-    told = _verdict(arguments)
-    if arguments.happened and not told["has_value"]:
+    given = _verdict(arguments)
+    if arguments.happened and not given["has_value"]:
         raise InvalidInput("Say what the calls returned: --value JSON, or --no-value.")
-    verdict = told["verdict"]
+    verdict = given["verdict"]
     found: list[tuple[str, int | None]] = [(key, None) for key in keys]
     if not keys:
         unknown = await admin.claims(**chosen, state="unknown", limit=_ALL)
         found = [(claim["key"], claim["version"]) for claim in unknown]
     if found and not (arguments.yes or arguments.dry_run):
         ask(f"{plural(len(found), 'unknown outcome')} will be settled as {verdict}. Continue?")
-    verdicts = [Resolution(key, verdict, told["value"], version) for key, version in found]
+    verdicts = [Resolution(key, verdict, given["value"], version) for key, version in found]
     options = {"in_flight": arguments.in_flight, "dry_run": arguments.dry_run}
     made = await admin.resolve_all(verdicts, reason=arguments.reason, **options)
     return {**made, "as": verdict}
@@ -222,8 +222,8 @@ def _said(result: dict[str, Any]) -> Iterator[str]:
     if rows:
         yield ui.table(head, rows, shorten={4: 20, 2: 20, 1: 9}, keep=(3,))
     if "resolved" in result:
-        told = "would be resolved" if result.get("dryRun") else "resolved"
-        yield f"{told}: {result['resolved']}, still unknown: {result['unknown']}"
+        verb = "would be resolved" if result.get("dryRun") else "resolved"
+        yield f"{verb}: {result['resolved']}, still unknown: {result['unknown']}"
     for one in result.get("refused", ()):
         yield f"{one['key']}: {one['message']}"
 

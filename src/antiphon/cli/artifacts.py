@@ -181,8 +181,8 @@ def import_(arguments: argparse.Namespace) -> int:
     if len(arguments.files) == 1 and not done.runs and len(done.failed) == 1:
         raise done.failed[0][1]
     for name, error in done.failed:
-        told = error.message if name in error.message else f"{name}: {error.message}"
-        print(ui.red(f"antiphon: {ui.safe(told)}"), file=sys.stderr)
+        message = error.message if name in error.message else f"{name}: {error.message}"
+        print(ui.red(f"antiphon: {ui.safe(message)}"), file=sys.stderr)
     if arguments.json:
         ui.print_json(done.to_wire())
     else:
@@ -193,14 +193,14 @@ def import_(arguments: argparse.Namespace) -> int:
 
 def _imported(done: Any, arguments: argparse.Namespace) -> Iterator[str]:
     for one in done.runs:
-        told = one.get("completeness")
+        completeness = one.get("completeness")
         note = ui.yellow("  edited after it was written") if one["altered"] else ""
-        much = "" if told is None else f"  {told['overall']:.0%} complete"
+        much = "" if completeness is None else f"  {completeness['overall']:.0%} complete"
         yield f"{ui.safe(one['file'])}  {one['run']}{much}{note}"
-        if told is not None and arguments.gaps:
-            yield from (f"  {ui.safe(gap)}" for gap in told["gaps"])
-            if told["moreGaps"]:
-                yield f"  and {told['moreGaps']} more"
+        if completeness is not None and arguments.gaps:
+            yield from (f"  {ui.safe(gap)}" for gap in completeness["gaps"])
+            if completeness["moreGaps"]:
+                yield f"  and {completeness['moreGaps']} more"
     whole = done.completeness()
     if whole is not None:
         yield ""

@@ -150,11 +150,11 @@ def proxy(arguments: argparse.Namespace) -> int:
         freeze_gc()
         started = run_server(uvicorn.Server(server), tell)
         for report in served.ended:
-            print(f"antiphon: {told(report)}", file=sys.stderr)
+            print(f"antiphon: {report_line(report)}", file=sys.stderr)
         return 0 if started else 1
 
 
-def told(report: dict[str, Any]) -> str:
+def report_line(report: dict[str, Any]) -> str:
     """A run's report in one line."""
     head = f"run {report['name']} ({report['run']}): {plural(report['requests'], 'request')}"
     if report["mode"] == "replay":
@@ -201,7 +201,7 @@ def mcp(arguments: argparse.Namespace) -> int:
     with application(arguments) as app:
         code, report = asyncio.run(_wrapped(app, arguments, server))
     if report and not arguments.quiet:
-        print(f"antiphon: {told(report)}", file=sys.stderr)
+        print(f"antiphon: {report_line(report)}", file=sys.stderr)
     if report.get("missed"):
         return EXIT["diverged"]
     return 128 - code if code < 0 else code

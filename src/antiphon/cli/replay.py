@@ -145,8 +145,8 @@ def replay(arguments: argparse.Namespace) -> int:
                 _leave_network(app)
             report = ops.replay(arguments.run, app=app, keep=False, progress=ui.progress, **options)
             assert report.recording is not None
-            told = _notice(app, report.recording) if report.replay_type == "A" and report["executed"] else ""
-            send({"report": report.to_wire(), "given": report.recording.input(), "notice": told})
+            notice = _notice(app, report.recording) if report.replay_type == "A" and report["executed"] else ""
+            send({"report": report.to_wire(), "given": report.recording.input(), "notice": notice})
 
     found = _replayed(work, arguments)
     if "report" not in found:

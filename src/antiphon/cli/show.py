@@ -319,12 +319,12 @@ _SHOWN_GAPS = 3
 
 def _origin(imported: Any) -> Iterator[str]:
     """Where an imported run comes from, and what its format did not tell."""
-    told = imported.get("completeness") if isinstance(imported, dict) else None
-    if not isinstance(told, dict) or not isinstance(told.get("overall"), (int, float)):
+    completeness = imported.get("completeness") if isinstance(imported, dict) else None
+    if not isinstance(completeness, dict) or not isinstance(completeness.get("overall"), (int, float)):
         return
-    gaps = [ui.safe(str(gap)) for gap in told.get("gaps") or ()]
-    more = len(gaps) - _SHOWN_GAPS + int(told.get("moreGaps") or 0)
-    yield ui.yellow(f"imported from {ui.safe(str(imported.get('format')))}, {told['overall']:.0%} complete")
+    gaps = [ui.safe(str(gap)) for gap in completeness.get("gaps") or ()]
+    more = len(gaps) - _SHOWN_GAPS + int(completeness.get("moreGaps") or 0)
+    yield ui.yellow(f"imported from {ui.safe(str(imported.get('format')))}, {completeness['overall']:.0%} complete")
     yield from (ui.dim(f"  {_short(gap)}") for gap in gaps[:_SHOWN_GAPS])
     if more > 0:
         yield ui.dim(f"  and {plural(more, 'more gap')}: antiphon show RUN --event 1")
@@ -335,8 +335,8 @@ def _sagas(run: dict[str, Any]) -> Iterator[str]:
         state = saga["state"]
         undone = sum(write.get("state") == "undone" for write in saga["writes"])
         colour = ui.green if state in ("closed", "undone") else ui.red if state == "stuck" else ui.yellow
-        told = f"  {undone} undone" if undone else f"  {plural(saga['calls'], 'call')}" if state != "undone" else ""
-        yield f"saga {ui.safe(saga['name'])}  {colour(ui.safe(state))}{told}"
+        suffix = f"  {undone} undone" if undone else f"  {plural(saga['calls'], 'call')}" if state != "undone" else ""
+        yield f"saga {ui.safe(saga['name'])}  {colour(ui.safe(state))}{suffix}"
         for write in saga["writes"]:
             if write.get("state") == "needs a person":
                 yield ui.red(ui.safe(f"  needs a person: {write.get('tool')} {write.get('call')}: {write.get('why')}"))
@@ -371,8 +371,8 @@ _ANSWERED = {"recording": "from the recording", "semantic": "from a similar reco
 
 def _line(node: dict[str, Any]) -> str:
     meta = node["meta"]
-    told = meta.get("metadata")
-    answered = told.get("answeredBy") if isinstance(told, dict) else None
+    metadata = meta.get("metadata")
+    answered = metadata.get("answeredBy") if isinstance(metadata, dict) else None
     name = node["name"] if node["kind"] != "llm" else f"model {node.get('model') or ''}".rstrip()
     parts = [ui.dim(f"{node['seq']:>4}"), ui.bold(ui.safe(name))]
     if node.get("what"):

@@ -155,7 +155,7 @@ def _installed() -> set[Path]:
 # -- tests ---------------------------------------------------------------------------------------------------------
 
 
-class Forgetful(Protocol):
+class Resettable(Protocol):
     """A store whose content can be dropped."""
 
     def forget_everything(self) -> None: ...
@@ -171,7 +171,7 @@ class TestStores:
         """Set by the pytest plugin of this process; child processes of a test decide for themselves."""
         self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def add(self, store: Forgetful) -> None:
+    def add(self, store: Resettable) -> None:
         self._stores.add(store)
 
     def begin_test(self) -> None:

@@ -75,7 +75,7 @@ def _policies(section: Any) -> dict[str, Any]:
 # -- stores ----------------------------------------------------------------------------------------------------------
 
 
-_told: set[Path | str] = set()
+_warned: set[Path | str] = set()
 
 
 def home() -> Path:
@@ -106,8 +106,8 @@ def ensure_home(place: Place | None = None) -> Path:
             hint="Name another one with ANTIPHON_HOME, or a store elsewhere: [store] url.",
             path="ANTIPHON_HOME",
         ) from None
-    if (new or is_legacy) and folder not in _told:
-        _told.add(folder)
+    if (new or is_legacy) and folder not in _warned:
+        _warned.add(folder)
         if is_legacy:
             log.warning(
                 "claims and runs are in %s, where an earlier release put them. "
@@ -229,9 +229,9 @@ def claims_are_shared(config: Config) -> bool:
 
 
 def _warn_of_local_claims(file: Path) -> None:
-    told = f"claims in {file}"
-    if told not in _told:
-        _told.add(told)
+    notice = f"claims in {file}"
+    if notice not in _warned:
+        _warned.add(notice)
         log.warning("%s (%s). %s", CLAIMS_NOT_SHARED, file.absolute(), SHARE_CLAIMS)
 
 

@@ -53,7 +53,7 @@ from antiphon.ports import Existing
 ReuseRule = Literal["turn", "session", "never"] | float
 
 
-class Need(NamedTuple):
+class ApprovalRequirement(NamedTuple):
     """That a person must approve the call, and what makes an approval valid for it."""
 
     policy: str
@@ -81,7 +81,7 @@ class Claimant(Struct, frozen=True):
     """The process that holds the claim is certainly dead: its lease counts as expired."""
     gate_ms: int = 0
     """How long an unknown outcome keeps new identities with equal arguments from running (0: as long as it is kept)."""
-    need: Need | None = None
+    requirement: ApprovalRequirement | None = None
     """Set if a person must approve the call."""
     runs_after_undo: bool = False
     """Whether the call runs again if its earlier execution was undone."""
@@ -191,25 +191,25 @@ def is_undone(record: DedupeRecord) -> bool:
 def decide(existing: Existing, asks: Claimant) -> Decision:
     """Apply the tables to what the store returned."""
     decision = _by_claim(existing, asks)
-    return decision if asks.need is None or type(decision) is not Run else _by_approval(existing, asks, decision)
+    return decision if asks.requirement is None or type(decision) is not Run else _by_approval(existing, asks, decision)
 
 
-def may_spend(approval: Approval, need: Need, now: int) -> bool:
-    """Whether an approval is valid for a call with this need, at the store's time *now*."""
-    same = approval.policy == need.policy and approval.policy_version == need.version
-    return same and approval.digest in need.digests and now < approval.expires_at_ms
+def may_spend(approval: Approval, requirement: ApprovalRequirement, now: int) -> bool:
+    """Whether an approval is valid for a call with this requirement, at the store's time *now*."""
+    same = approval.policy == requirement.policy and approval.policy_version == requirement.version
+    return same and approval.digest in requirement.digests and now < approval.expires_at_ms
 
 
 def _by_approval(existing: Existing, asks: Claimant, run: Run) -> Decision:
     """The decision for a call that would run and needs a person."""
     current, _, now = existing
-    need, kept = asks.need, approval_of(current)
-    assert need is not None
-    same = need.any_identity or asks.given_key or current.request.identity == asks.identity
+    requirement, kept = asks.requirement, approval_of(current)
+    assert requirement is not None
+    same = requirement.any_identity or asks.given_key or current.request.identity == asks.identity
     if kept is None:
         return Ask(run.version, run.why)
-    ours = same or (need.anonymous and current.owner.startswith(f"{current.request.identity}/"))
-    if not (ours and may_spend(kept.approval, need, now)):
+    ours = same or (requirement.anonymous and current.owner.startswith(f"{current.request.identity}/"))
+    if not (ours and may_spend(kept.approval, requirement, now)):
         if asks.waits_for_person and kept.code in (REQUIRED, GRANTED) and now < kept.approval.expires_at_ms:
             return Replaced(run.version, kept.approval)
         return Ask(run.version, "its approval is over, or for another call" if ours else run.why)
@@ -292,7 +292,7 @@ def _is_open(own: DedupeRecord, now: int, asks: Claimant) -> bool:
     kept = approval_of(own)
     if kept is None or kept.code in (REQUIRED, GRANTED):
         return kept is not None
-    return asks.need is not None and not may_spend(kept.approval, asks.need, now)
+    return asks.requirement is not None and not may_spend(kept.approval, asks.requirement, now)
 
 
 def _runs_again(own: DedupeRecord, asks: Claimant) -> bool:

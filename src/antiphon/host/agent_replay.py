@@ -12,13 +12,13 @@ from antiphon.ports import Invocation
 class AgentReplayInvoker(StrictInvoker):
     """Answers every call from the recording."""
 
-    def report_to(self, heard: AgentObservations) -> None:
+    def report_to(self, observations: AgentObservations) -> None:
         """Report what was observed."""
-        heard.unasked = self._unasked
+        observations.unasked = self._unasked
         if self.refusals:
             found = self.refusals[0].payload
             before, now = str(found["originalEnvelopeKind"]), str(found["replayEnvelopeKind"])
-            heard.refusal = before, now, str(found.get("refusalReason", ""))
+            observations.refusal = before, now, str(found.get("refusalReason", ""))
 
     def _unasked(self, rows: range) -> int:
         return sum(call.started in rows and not call.used for call in self._recording.top_calls())
@@ -39,6 +39,6 @@ class AskingInvoker(AgentReplayInvoker, VerifyInvoker):
         await super()._verify(call, found)
         self._not_asked += [one.note for one in self._observer.divergences[known:] if one.kind == "verify"]
 
-    def report_to(self, heard: AgentObservations) -> None:
-        super().report_to(heard)
-        heard.unverified = self._not_asked
+    def report_to(self, observations: AgentObservations) -> None:
+        super().report_to(observations)
+        observations.unverified = self._not_asked

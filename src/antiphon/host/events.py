@@ -45,12 +45,12 @@ class RunDamaged(AntiphonError):
         )
 
 
-def row_of(recorder: Recorder, told: WorkflowEvent, sequence: int) -> Row:
+def row_of(recorder: Recorder, event: WorkflowEvent, sequence: int) -> Row:
     """A workflow event as a row."""
     meta: dict[str, Any] = {PLACE: sequence, "workflow": True}
-    if told.asked:
-        meta[ASKED] = told.asked
-    return recorder.encode(told.type, None, kept(dict(told.payload)), meta)
+    if event.request_digest:
+        meta[ASKED] = event.request_digest
+    return recorder.encode(event.type, None, kept(dict(event.payload)), meta)
 
 
 def is_large(payload: Mapping[str, Any]) -> bool:
@@ -65,7 +65,7 @@ class SequencedEvent(NamedTuple):
     """A workflow event with its sequence number."""
 
     sequence: int
-    told: WorkflowEvent
+    body: WorkflowEvent
     at_ms: int
     redacted: bool
     """Whether the logged payload was redacted."""
@@ -83,12 +83,12 @@ def document(run: str, event: SequencedEvent) -> dict[str, Any]:
     found: dict[str, Any] = {
         "eventId": event_id(run, event.sequence),
         "runId": run,
-        "type": event.told.type,
-        "payload": event.told.payload,
+        "type": event.body.type,
+        "payload": event.body.payload,
         "timestamp": iso(event.at_ms),
         "sequence": event.sequence,
     }
-    node = event.told.payload.get("nodeId")
+    node = event.body.payload.get("nodeId")
     if isinstance(node, str) and node:
         found["nodeId"] = node
     return found
@@ -148,8 +148,8 @@ class Reader(msgspec.Struct, eq=False):
     async def _numbered(self, event: Event) -> SequencedEvent:
         try:
             event = await self.opened(event)
-            told = WorkflowEvent(event.type, given_back(event.payload), str(event.meta.get(ASKED) or ""))
-            return SequencedEvent(int(event.meta[PLACE]), told, event.at_ms, is_masked(event), event.seq)
+            body = WorkflowEvent(event.type, given_back(event.payload), str(event.meta.get(ASKED) or ""))
+            return SequencedEvent(int(event.meta[PLACE]), body, event.at_ms, is_masked(event), event.seq)
         except StoreUnavailable:
             raise
         except Exception as error:
@@ -189,7 +189,7 @@ async def follow(
         if found:
             silent = 0.0
             yield found
-            if found[-1].told.type in TERMINAL:
+            if found[-1].body.type in TERMINAL:
                 return
             continue
         pause = idle_s - silent if is_local() else min(_LOOK_S, idle_s - silent)

@@ -32,7 +32,7 @@ ACTIVE_S = 0.05
 _FORGOTTEN_S = 100.0
 
 
-class _Use:
+class _TenantUsage:
     """A tenant's use of the loop, and when it may continue although it is ahead."""
 
     __slots__ = ("at", "credit", "seconds", "until")
@@ -53,81 +53,85 @@ class _Use:
         self.at = now
 
 
-class Shares:
+class LoopUsage:
     """The loop usage of all tenants."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.now = now
-        self._uses: dict[str, _Use] = {}
+        self._usage: dict[str, _TenantUsage] = {}
 
     def spent(self, tenant: str, took: float) -> None:
         """Account for a step of *tenant* that took *took* seconds and has just ended."""
         now = self.now()
         begun = now - took
-        use = self._uses.get(tenant)
-        if use is None:
-            use = self._uses[tenant] = _Use(begun - ACTIVE_S)
-        others = self._at_work_beside(use, begun)
+        usage = self._usage.get(tenant)
+        if usage is None:
+            usage = self._usage[tenant] = _TenantUsage(begun - ACTIVE_S)
+        others = self._competing(usage, begun)
         least = min((other.seconds for other in others), default=None)
-        if least is not None and begun - use.at >= ACTIVE_S:
-            use.seconds = max(use.seconds, least)  # idle time earns nothing
-        use.more(took, now)
+        if least is not None and begun - usage.at >= ACTIVE_S:
+            usage.seconds = max(usage.seconds, least)  # idle time earns nothing
+        usage.more(took, now)
         if least is not None:
-            use.until = now + min(max(0.0, use.seconds - least - SLACK_S) * PATIENCE, LONGEST_S)
+            usage.until = now + min(max(0.0, usage.seconds - least - SLACK_S) * PATIENCE, LONGEST_S)
         for other in others:
             other.at = min(other.at + took, now)  # it could not run meanwhile
 
     def pause(self, tenant: str) -> float:
         """Seconds until a tenant should ask again; 0 if it may continue."""
-        use = self._uses.get(tenant)
-        if use is None:
+        usage = self._usage.get(tenant)
+        if usage is None:
             return 0.0
         now = self.now()
-        least = min((other.seconds for other in self._at_work_beside(use, now)), default=use.seconds)
-        lead = use.seconds - least - SLACK_S
+        least = min((other.seconds for other in self._competing(usage, now)), default=usage.seconds)
+        lead = usage.seconds - least - SLACK_S
         if lead <= 0:
             return 0.0
-        if now >= use.until:
-            use.seconds -= lead
+        if now >= usage.until:
+            usage.seconds -= lead
             return 0.0
-        return min(max(lead, SLACK_S), use.until - now)  # the others cannot catch up any sooner
+        return min(max(lead, SLACK_S), usage.until - now)  # the others cannot catch up any sooner
 
-    def _at_work_beside(self, mine: _Use, now: float) -> list[_Use]:
+    def _competing(self, own: _TenantUsage, now: float) -> list[_TenantUsage]:
         """The other tenants that are active and not paused; forgets tenants that have long been idle."""
-        others = [use for use in self._uses.values() if use is not mine and use.until <= now < use.at + ACTIVE_S]
-        if len(self._uses) > len(others) + 1:
-            for name in [name for name, use in self._uses.items() if now - use.at > _FORGOTTEN_S and use is not mine]:
-                del self._uses[name]
+        others = [
+            usage for usage in self._usage.values() if usage is not own and usage.until <= now < usage.at + ACTIVE_S
+        ]
+        if len(self._usage) > len(others) + 1:
+            for name in [
+                name for name, usage in self._usage.items() if now - usage.at > _FORGOTTEN_S and usage is not own
+            ]:
+                del self._usage[name]
         return others
 
 
-class Fair(Awaitable[T], Generic[T]):
+class FairCoroutine(Awaitable[T], Generic[T]):
     """Runs a tenant's coroutine step by step."""
 
-    def __init__(self, work: Coroutine[Any, Any, T], shares: Shares, tenant: str) -> None:
+    def __init__(self, work: Coroutine[Any, Any, T], loop_usage: LoopUsage, tenant: str) -> None:
         self._work = work
-        self._shares = shares
+        self._loop_usage = loop_usage
         self._tenant = tenant
 
     def __await__(self) -> Generator[Any, Any, T]:
-        work, shares = self._work, self._shares
+        work, loop_usage = self._work, self._loop_usage
         error = yield from self._wait()
         while True:
-            begun = shares.now()
+            begun = loop_usage.now()
             try:
                 waits_for = work.send(None) if error is None else work.throw(error)
             except StopIteration as done:
                 found: T = done.value
                 return found
             finally:
-                shares.spent(self._tenant, shares.now() - begun)
+                loop_usage.spent(self._tenant, loop_usage.now() - begun)
             error = yield from self._wait(waits_for)
 
     def _wait(self, *waits_for: Any) -> Generator[Any, Any, BaseException | None]:
         """Wait until the next step may run; return the exception to throw into it, if any."""
         try:
             yield from waits_for
-            while (pause := self._shares.pause(self._tenant)) > 0:
+            while (pause := self._loop_usage.pause(self._tenant)) > 0:
                 yield from asyncio.sleep(pause).__await__()
         except BaseException as thrown:
             return thrown

@@ -46,7 +46,7 @@ from antiphon.errors import (
 from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import KeyRing, Principal
 from antiphon.host.events import Reader, SequencedEvent, Signals, follow, is_large, one_line, row_of
-from antiphon.host.fairness import Fair, Shares
+from antiphon.host.fairness import FairCoroutine, LoopUsage
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
 from antiphon.host.webhooks import ApprovalListener, Mask, PostTo, Webhooks
@@ -119,7 +119,7 @@ def _free_bytes(folder: Path) -> int:
         return _ROOM_BYTES  # unknown: a write will show it
 
 
-def told_of(manifest: RunManifest) -> dict[str, str]:
+def log_fields_of(manifest: RunManifest) -> dict[str, str]:
     """The log fields that identify a run."""
     return {"tenant": manifest.tenant, "runId": manifest.id}
 
@@ -156,7 +156,7 @@ class Host:
         self.settings: HostSection = app.config.host
         self.mock: MockProvider = MockProvider()
         self.signals: Signals = Signals()
-        self.shares: Shares = Shares()
+        self.loop_usage: LoopUsage = LoopUsage()
         self.running: dict[str, HostRun] = {}
         self._traffic: Traffic | None = None
         self.seen_health: dict[str, tuple[Any, dict[str, Any]]] = {}
@@ -314,8 +314,8 @@ class Host:
         found = self._tenants.get(name)
         if found is None:
             base = self.app
-            told = (ApprovalListener(self.publish, name),)
-            found = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock, listeners=told)
+            listeners = (ApprovalListener(self.publish, name),)
+            found = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock, listeners=listeners)
             self._tenants[name] = found
             found.loops = base.loops
             for function, spec in self._tools:
@@ -464,7 +464,7 @@ class Host:
             try:
                 self.webhooks.deliver(manifest, events, mask)
             except Exception:
-                log.exception("events of run %s were not delivered", manifest.id, extra=told_of(manifest))
+                log.exception("events of run %s were not delivered", manifest.id, extra=log_fields_of(manifest))
 
     def publish(self, tenant: str, kind: str, payload: dict[str, Any]) -> None:
         """Deliver a tenant event to subscribers; callable from any thread."""
@@ -511,7 +511,9 @@ class Host:
     def _leave(self, manifest: RunManifest, reason: str) -> None:
         """Set a run aside and leave its log as it is."""
         self.set_aside[manifest.id] = reason
-        log.error("run %s of %s cannot be resumed: %s", manifest.id, manifest.name, reason, extra=told_of(manifest))
+        log.error(
+            "run %s of %s cannot be resumed: %s", manifest.id, manifest.name, reason, extra=log_fields_of(manifest)
+        )
 
     async def _resume_if_orphan(self, manifest: RunManifest) -> bool:
         if self.closing:
@@ -532,7 +534,7 @@ class Host:
         run = await HostRun.resumed(self, manifest, workflow)
         if run is None or manifest.id in self.running:
             return False
-        log.info("resuming run %s of %s", manifest.id, manifest.name, extra=told_of(manifest))
+        log.info("resuming run %s of %s", manifest.id, manifest.name, extra=log_fields_of(manifest))
         self.launch(run)
         return True
 
@@ -551,7 +553,9 @@ class Host:
             for run in tuple(self.running.values()):
                 try:
                     if not await run.is_kept():
-                        log.warning("run %s was taken over by another process", run.id, extra=told_of(run.manifest))
+                        log.warning(
+                            "run %s was taken over by another process", run.id, extra=log_fields_of(run.manifest)
+                        )
                         await run.leave()
                     elif await run.cancel_requested():
                         run.cancel("cancelled by request")
@@ -635,18 +639,18 @@ class HostRun:
     def _replay(self, events: Sequence[WorkflowEvent]) -> Replay | None:
         if not self.is_replay or self.manifest.source_run is None:
             return None
-        told: list[WorkflowEvent] = []
+        source_events: list[WorkflowEvent] = []
         rows: list[int] = []
-        source = Source(self.manifest.source_run, told, rows)
+        source = Source(self.manifest.source_run, source_events, rows)
 
         async def load() -> Source:
-            if not told or told[-1].type not in TERMINAL:
+            if not source_events or source_events[-1].type not in TERMINAL:
                 manifest = await self.host.journal.manifest(source.run)
                 reader = self.reader(self.host, source.run, self.manifest.tenant, manifest)
-                told.clear()
+                source_events.clear()
                 rows.clear()
                 for event in await reader.more():
-                    told.append(event.told)
+                    source_events.append(event.body)
                     rows.append(event.row)
             return source
 
@@ -676,16 +680,16 @@ class HostRun:
         """
 
         def make() -> list[Row]:
-            return [row_of(self.recorder, told, number) for told, number in events]
+            return [row_of(self.recorder, event, number) for event, number in events]
 
         def timed() -> tuple[list[Row], float]:
             begun = time.thread_time()
             return make(), time.thread_time() - begun
 
-        if not any(is_large(told.payload) for told, _ in events):
+        if not any(is_large(event.payload) for event, _ in events):
             return make()
         rows, took = await self.host.in_thread(self.manifest.tenant, timed, of="rows")
-        self.host.shares.spent(self.manifest.tenant, took)
+        self.host.loop_usage.spent(self.manifest.tenant, took)
         return rows
 
     async def _write(self, events: Sequence[tuple[WorkflowEvent, int]], over: bool) -> None:
@@ -705,23 +709,23 @@ class HostRun:
 
     def _log_events(self, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
         """Log what happened, without the content."""
-        for told, sequence in events if self.host.config.telemetry.logs else ():
-            level = _LEVELS.get(told.type, logging.DEBUG)
+        for event, sequence in events if self.host.config.telemetry.logs else ():
+            level = _LEVELS.get(event.type, logging.DEBUG)
             if not log.isEnabledFor(level):
                 continue
-            fields: dict[str, Any] = {"event": told.type, "sequence": sequence, **told_of(self.manifest)}
-            if "nodeId" in told.payload:
-                fields["nodeId"] = told.payload["nodeId"]
-            error = told.payload.get("error")
+            fields: dict[str, Any] = {"event": event.type, "sequence": sequence, **log_fields_of(self.manifest)}
+            if "nodeId" in event.payload:
+                fields["nodeId"] = event.payload["nodeId"]
+            error = event.payload.get("error")
             if isinstance(error, dict):
                 fields["code"] = error.get("code")
-            log.log(level, "%s %s", told.type, self.manifest.name, extra=fields)
+            log.log(level, "%s %s", event.type, self.manifest.name, extra=fields)
 
     def log_start(self) -> None:
         """Log the start of the run."""
         kind = "run.started" if self.manifest.source_run is None else "run.forked"
         if self.host.config.telemetry.logs:
-            log.info("%s %s", kind, self.manifest.name, extra={"event": kind, **told_of(self.manifest)})
+            log.info("%s %s", kind, self.manifest.name, extra={"event": kind, **log_fields_of(self.manifest)})
 
     def masked(self, payload: dict[str, Any]) -> dict[str, Any]:
         """A payload, masked for use outside the host."""
@@ -794,8 +798,8 @@ class HostRun:
             raise NodeFailed("agent_error", text) from None
         finally:
             if self._replaying is not None:
-                if visit.heard is not None:
-                    self._replaying.inner.report_to(visit.heard)
+                if visit.observations is not None:
+                    self._replaying.inner.report_to(visit.observations)
                 self._replaying.inner = None
             scope.adopt()
 
@@ -821,12 +825,12 @@ class HostRun:
         self.task.add_done_callback(lambda task: done())
 
     async def _fairly(self) -> None:
-        await Fair(self._execute(), self.host.shares, self.manifest.tenant)
+        await FairCoroutine(self._execute(), self.host.loop_usage, self.manifest.tenant)
 
     async def _execute(self) -> None:
         scope = self.recorder.scope
         token = scope.activate()
-        about.set(told_of(self.manifest))
+        about.set(log_fields_of(self.manifest))
         try:
             if self.runner.replay is not None:
                 await self.runner.replay.load()
@@ -834,9 +838,11 @@ class HostRun:
         except asyncio.CancelledError:
             log.info("run %s is left to be resumed", self.id)
         except (StoreError, Stopped) as error:
-            log.warning("run %s stopped here and will be resumed: %s", self.id, error, extra=told_of(self.manifest))
+            log.warning(
+                "run %s stopped here and will be resumed: %s", self.id, error, extra=log_fields_of(self.manifest)
+            )
         except Exception as error:
-            log.exception("run %s failed in the host", self.id, extra=told_of(self.manifest))
+            log.exception("run %s failed in the host", self.id, extra=log_fields_of(self.manifest))
             await self._give_up(error)
         finally:
             scope.deactivate(token)
@@ -883,7 +889,7 @@ class HostRun:
         events = await reader.more(keep_rows=True)
         if not events:
             return None
-        run = cls(host, manifest, workflow, [event.told for event in events])
+        run = cls(host, manifest, workflow, [event.body for event in events])
         if run.state.status in TERMINAL.values():
             finished = msgspec.structs.replace(manifest, status=run.state.status, finished_at_ms=events[-1].at_ms)
             await host.journal.update_run(finished)
@@ -922,7 +928,7 @@ def tool_request(
 
 async def _known_answers(reader: Reader, events: Sequence[SequencedEvent], node: str) -> dict[str, list[Any]]:
     """Model answers that the interrupted execution of *node* received, up to one whose originals cannot be read."""
-    begun = max((event.row for event in events if event.told.type == "node.started"), default=0)
+    begun = max((event.row for event in events if event.body.type == "node.started"), default=0)
     keys: dict[str, str] = {}
     known: dict[str, list[Any]] = {}
     for row in reader.rows:

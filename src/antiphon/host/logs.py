@@ -35,13 +35,13 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """A record as a document; tool events already are documents."""
     found: dict[str, Any] = {"time": _time(record.created), "level": record.levelname.lower(), "logger": record.name}
     text = record.getMessage()
-    told: Any = None
+    parsed: Any = None
     if record.name == "antiphon" and text.startswith("{"):
         with contextlib.suppress(orjson.JSONDecodeError):
-            told = orjson.loads(text)
-    if isinstance(told, dict):
-        told.pop("timeMs", None)
-        found |= told
+            parsed = orjson.loads(text)
+    if isinstance(parsed, dict):
+        parsed.pop("timeMs", None)
+        found |= parsed
     else:
         found["message"] = text
     given = vars(record)

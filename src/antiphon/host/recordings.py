@@ -20,7 +20,7 @@ from antiphon.ops.health import health
 from antiphon.ops.lines import line
 from antiphon.ops.runs import is_audit, load_recording, one_event, real_status, summary
 from antiphon.ops.traffic import count_by_claim, totals
-from antiphon.ops.what_if import Wanted, what_if
+from antiphon.ops.what_if import TriedLimits, what_if
 from antiphon.ports import Cursor
 from antiphon.redact._pointers import viewed
 from antiphon.scoring.html import report_view
@@ -310,7 +310,7 @@ async def tool_health(host: Host, principal: Principal, *, tool: str) -> dict[st
     }
 
 
-async def what_if_limits(host: Host, principal: Principal, wanted: Wanted) -> dict[str, Any]:
+async def what_if_limits(host: Host, principal: Principal, wanted: TriedLimits) -> dict[str, Any]:
     """The recorded attempts under tighter limits, before and after."""
     looked = await host.traffic.newest(principal.tenant)
     found = await asyncio.to_thread(what_if, looked.calls, wanted, declared().get)

@@ -89,9 +89,9 @@ async def start_run(
             404, "workflow_not_found", f"This host has no workflow {workflow_id!r}.", {"available": known[:50]}
         )
     initial_variables(workflow, started.get("inputs", {}))
-    told = WorkflowEvent("run.started", {"workflowId": workflow.id, "inputs": {}, **started})
+    event = WorkflowEvent("run.started", {"workflowId": workflow.id, "inputs": {}, **started})
     manifest = _manifest(host, principal.tenant, workflow, run_id)
-    await _create(host, manifest, workflow, [told], again)
+    await _create(host, manifest, workflow, [event], again)
     return _created(manifest)
 
 
@@ -136,7 +136,7 @@ async def _create(
     run = HostRun(host, manifest, workflow, events, new=True)
     if prefix is not None:
         await run.learn_values(*prefix)
-    rows = await run.rows_of([(told, number) for number, told in enumerate(events)])
+    rows = await run.rows_of([(event, number) for number, event in enumerate(events)])
     manifest = run.manifest = run.recorder.with_key(manifest)
     await host.journal.append(manifest.id, rows)
     await host.journal.open_run(manifest)
@@ -175,7 +175,7 @@ async def fork_run(
             f"The source run has the events 0 to {len(recorded) - 1}; fromSeq {start} is out of range.",
             {"sourceRunId": source.id, "fromSeq": start, "events": len(recorded)},
         )
-    events = [event.told for event in recorded[: max(start, 1)]]
+    events = [event.body for event in recorded[: max(start, 1)]]
     if mode == "branch":
         _check_branch(recorded[: max(start, 1)], overlay)
         if overlay:
@@ -242,7 +242,7 @@ async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, A
     events = await HostRun.reader(host, run_id, principal.tenant).more()
     workflow = host.workflows.get(manifest.name)
     last = events[-1] if events else None
-    status = TERMINAL.get(last.told.type, "running") if last is not None else "pending"
+    status = TERMINAL.get(last.body.type, "running") if last is not None else "pending"
     local = host.running.get(run_id)
     if status == "running" and local is not None and local.runner.cancel_reason is not None:
         status = "cancelling"
@@ -258,11 +258,11 @@ async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, A
     }
     if last is not None and status in TERMINAL.values():
         found["finishedAt"] = iso(last.at_ms)
-        if "error" in last.told.payload:
-            error = last.told.payload["error"]
+        if "error" in last.body.payload:
+            error = last.body.payload["error"]
             found["error"] = {name: error[name] for name in ("code", "message", "details") if name in error}
-        if last.told.payload.get("outputs"):
-            found["outputs"] = last.told.payload["outputs"]
+        if last.body.payload.get("outputs"):
+            found["outputs"] = last.body.payload["outputs"]
     if manifest.source_run is not None and isinstance(manifest.replay, dict):
         found |= {"sourceRunId": manifest.source_run, **manifest.replay}
     return found
@@ -271,7 +271,7 @@ async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, A
 def _variables(workflow: Workflow | None, events: Sequence[SequencedEvent]) -> dict[str, Any]:
     """The variables of a run; empty if its log does not match the current workflow of that name."""
     try:
-        return {} if workflow is None else fold(workflow, (event.told for event in events)).variables
+        return {} if workflow is None else fold(workflow, (event.body for event in events)).variables
     except (AntiphonError, KeyError, TypeError, ValueError):
         return {}
 
@@ -328,7 +328,7 @@ async def events_after(
             raise Rejected(409, "originals_unavailable", text)
         await host.admin(principal).looked_at_originals(run_id)
     events = await HostRun.reader(host, run_id, principal.tenant, manifest if reveal else None).more()
-    over = bool(events) and events[-1].told.type in TERMINAL
+    over = bool(events) and events[-1].body.type in TERMINAL
     return {"events": [document(run_id, event) for event in events if event.sequence > last], "isComplete": over}
 
 
@@ -340,7 +340,7 @@ async def poll(host: Host, principal: Principal, run_id: str, last: int, timeout
         async for found in following:
             if not await host.keys.is_valid(principal):
                 raise Rejected(401, "unauthenticated", "The API key of this request was revoked.")
-            over = bool(found) and found[-1].told.type in TERMINAL
+            over = bool(found) and found[-1].body.type in TERMINAL
             new = [document(run_id, event) for event in found if event.sequence > last]
             if new or over or host.closing or (not found and time.monotonic() >= until):
                 return {"events": new, "isComplete": over}

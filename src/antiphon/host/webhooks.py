@@ -168,11 +168,11 @@ class Webhooks:
         """Queue new events for delivery, masked; a subscriber that is too slow loses events, the run does not wait."""
         now = self._clock.now_ms()
         hooks = [hook for hook in self._hooks.values() if hook.tenant == manifest.tenant]
-        for told, sequence in events if hooks else ():
-            wanted = [hook for hook in hooks if not hook.events or told.type in hook.events]
+        for event, sequence in events if hooks else ():
+            wanted = [hook for hook in hooks if not hook.events or event.type in hook.events]
             if not wanted:
                 continue
-            shown = WorkflowEvent(told.type, mask(dict(told.payload)))
+            shown = WorkflowEvent(event.type, mask(dict(event.payload)))
             body = to_json(document(manifest.id, SequencedEvent(sequence, shown, now, False)))
             for hook in wanted:
                 self.lost += not self._queue(hook).put(body)

@@ -114,10 +114,10 @@ class Antiphon(Resources):
             guard = Guard(settings_of(self.config).loop, self.clock.monotonic())
             CostMeter(recorder.scope, self.config.prices, recorder.scope.gateway_state.setdefault("loop", guard))
         if function is not None:  # learn passwords that only their parameter name reveals before anything is written
-            told = {
+            sensitive = {
                 name: value for name, value in by_name(function, input).items() if recorder.redactor.classifies(name)
             }
-            recorder.redact_arguments_json(told, "")
+            recorder.redact_arguments_json(sensitive, "")
         run = Run(recorder, manifest, self._caller(manifest))
         run.input, kept = written_input(input)
         run.given = None if kept is None else kept.to_wire()

@@ -80,7 +80,7 @@ class ApprovalPage:
         try:
             status, body = await self._answer(scope, receive, method)
         except Exception as problem:
-            status, body = _told(problem)
+            status, body = _failure_page(problem)
         headers = [*HEADERS, (b"content-length", str(len(body)).encode())]
         if status == 405:
             headers.append((b"allow", b"GET, HEAD, POST"))
@@ -137,7 +137,7 @@ def _field(fields: dict[str, list[str]], name: str) -> str:
     return values[0] if len(values) == 1 else ""
 
 
-def _told(problem: Exception) -> tuple[int, bytes]:
+def _failure_page(problem: Exception) -> tuple[int, bytes]:
     """A failure in words; an unexpected one does not reveal its cause."""
     if isinstance(problem, StoreError):
         log.warning("the store failed: %s", problem)

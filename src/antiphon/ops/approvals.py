@@ -220,8 +220,8 @@ class Approvals(Admin):
                 decided.append(await self._decide(*found[approval], verdict, reason, dry_run))
             except (InvalidInput, NotFound, Refused, StoreError) as error:
                 refused.append({"id": approval, "message": refusal(error)})
-        told = {"refused": refused} if refused else {}
-        return {"decision": verdict, "approvals": decided, **told, **dry(dry_run)}
+        not_decided = {"refused": refused} if refused else {}
+        return {"decision": verdict, "approvals": decided, **not_decided, **dry(dry_run)}
 
     async def _decide(
         self, record: DedupeRecord, kept: Kept, verdict: str, reason: str, dry_run: bool

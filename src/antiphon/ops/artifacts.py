@@ -166,9 +166,9 @@ def documents_in(app: Antiphon, path: Path, *, guess: bool = False) -> list[arti
 
     A file found in a folder is a *guess*: the result is ``None`` if no format matches.
     """
-    told = _foreign(app, path)
-    if told is not None:
-        return [_checked(app, one, path) for one in told]
+    imported = _foreign(app, path)
+    if imported is not None:
+        return [_checked(app, one, path) for one in imported]
     if guess and path.suffix in _LOOSE:
         with path.open("rb") as file:
             if b'"format"' not in (start := file.read(_START)) or b'"antiphon"' not in start:
@@ -195,8 +195,8 @@ class ImportResult:
 
     def completeness(self) -> dict[str, Any] | None:
         """Over all runs whose format tells less than ours; several files may describe the same run."""
-        told = {one["run"]: one["completeness"] for one in self.runs if "completeness" in one}
-        return {**merge_completeness(list(told.values())), "runs": len(told)} if told else None
+        by_run = {one["run"]: one["completeness"] for one in self.runs if "completeness" in one}
+        return {**merge_completeness(list(by_run.values())), "runs": len(by_run)} if by_run else None
 
     def to_wire(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -249,21 +249,23 @@ def _import_one(app: Antiphon, name: str, found: bool, dry_run: bool, done: Impo
     path = Path(name)
     if bucket.is_address(name) or (bucket.is_remote(app) and not path.exists()):
         manifest = open_run(app, name, progress=progress)
-        done.runs.append(_told(name, manifest, None))
+        done.runs.append(_run_summary(name, manifest, None))
         return
     documents = documents_in(app, path, guess=found)
     if documents is None:
         done.skipped.append(name)
         return
     for document in documents:
-        told = completeness_of(document)
+        completeness = completeness_of(document)
         manifest = document.manifest if dry_run else _Import(app, document, progress).store()
-        done.runs.append(_told(name, manifest, None if told is None else app._redactor.redact(told)))
+        done.runs.append(
+            _run_summary(name, manifest, None if completeness is None else app._redactor.redact(completeness))
+        )
 
 
-def _told(name: str, manifest: RunManifest, completeness: Any) -> dict[str, Any]:
-    told = {} if completeness is None else {"completeness": completeness}
-    return {"file": name, "run": manifest.id, "altered": manifest.tags.get("altered") == "true", **told}
+def _run_summary(name: str, manifest: RunManifest, completeness: Any) -> dict[str, Any]:
+    extra = {} if completeness is None else {"completeness": completeness}
+    return {"file": name, "run": manifest.id, "altered": manifest.tags.get("altered") == "true", **extra}
 
 
 def open_recording(app: Antiphon, wanted: Any, *, masked: bool = False) -> Recording:
@@ -304,21 +306,21 @@ def _odd(path: Path, error: Exception) -> ArtifactError:
     return ArtifactError(f"{path} holds a value that cannot be read: {error}.", hint="Nothing of it was imported.")
 
 
-def _checked(app: Antiphon, told: ImportedRun, path: Path) -> artifact.Document:
+def _checked(app: Antiphon, imported: ImportedRun, path: Path) -> artifact.Document:
     """A run in another format, checked like our own artifacts."""
-    manifest = told.manifest
+    manifest = imported.manifest
     if app._redactor.redact(manifest.id) != manifest.id:  # ids are not masked: replace one that contains a secret
         manifest = msgspec.structs.replace(manifest, id=hashed_id(manifest.id, manifest.tags["imported"]))
     seal = artifact.Seal(manifest)
     events = []
     try:
-        for number, event in enumerate(told.events):
+        for number, event in enumerate(imported.events):
             line = orjson.dumps(artifact.wire_of(event))  # nothing is cut: what cannot be written is refused
             seal.take(line)
             events.append(artifact.check_event(line, manifest.id, number, str(path)))
     except _ODD as error:
         raise _odd(path, error) from error
-    return artifact.Document(manifest, lambda: events, False, told.digest or seal.digest, seal.count, foreign=True)
+    return artifact.Document(manifest, lambda: events, False, imported.digest or seal.digest, seal.count, foreign=True)
 
 
 _MARKS = (b'"kurral_id"', b'"ATIF-v', b'"resourceSpans"')

@@ -44,8 +44,8 @@ def _strict(app: Antiphon, left: Recording, right: Recording, kept: Mapping[str,
     """A strict replay from what it stored: its divergences, and the calls before the first one in each lane."""
     recording = load_recording(app, left.manifest, shown=True)
     kind = "replay.diverged"
-    told = [event for event in map(viewed, app.events(right.manifest.id)) if event.type == kind]
-    found = [{**event.payload, "lane": event.meta.get("lane", "0")} for event in told]
+    divergences = [event for event in map(viewed, app.events(right.manifest.id)) if event.type == kind]
+    found = [{**event.payload, "lane": event.meta.get("lane", "0")} for event in divergences]
     at: dict[int, dict[str, Any]] = {}
     over: dict[str, int] = {}
     for one in found:

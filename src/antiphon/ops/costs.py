@@ -59,8 +59,8 @@ def model_of(payload: Mapping[str, Any]) -> str:
 
 def answered_by(meta: Mapping[str, Any]) -> str:
     """What answered a call in a replay, by the ``meta`` of its end; empty if it was no replay that made the call."""
-    told = meta.get("metadata")
-    return str(told.get("answeredBy") or "") if isinstance(told, Mapping) else ""
+    metadata = meta.get("metadata")
+    return str(metadata.get("answeredBy") or "") if isinstance(metadata, Mapping) else ""
 
 
 def tokens_of(usage: Any) -> tuple[int, int]:

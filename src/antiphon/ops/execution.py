@@ -150,10 +150,10 @@ def _close(observer: Observer, origin: _lineage.Origin) -> None:
         return None, True
 
     def tell(lane: str) -> None:
-        told = None
-        while (left := left_of(lane)) != told:  # another thread may have reported a newer state meanwhile
+        reported = None
+        while (left := left_of(lane)) != reported:  # another thread may have reported a newer state meanwhile
             listen(replay, lane, *left)
-            told = left
+            reported = left
 
     observer.moved = tell
     for _, found in observer.late_left():

@@ -162,9 +162,9 @@ def check_all(
 
     found: dict[int, Result] = {}
     late: list[tuple[Sequence[int], str, str]] = []
-    told, rest = 0, shares
-    while rest:
-        begun, rest = rest, list[Sequence[int]]()
+    yielded, pending = 0, shares
+    while pending:
+        begun, pending = pending, list[Sequence[int]]()
         for number, message in in_children([functools.partial(work, share) for share in begun], quiet=quiet):
             share = begun[number]
             if "late" in message or "missing" in message:
@@ -176,10 +176,10 @@ def check_all(
                 if code and not left:
                     late.append((share, "", _reason({"late": f"ending the process ({code})"})))
                 found |= {place: _ended(paths[place], code) for place in left[:1]}
-                rest += [left[1:]] if left[1:] else []  # replayed in a new process
-            while told in found:
-                yield found[told]
-                told += 1
+                pending += [left[1:]] if left[1:] else []  # replayed in a new process
+            while yielded in found:
+                yield found[yielded]
+                yielded += 1
     failed: dict[int, list[str]] = {}
     for share, run, said in late:
         named = [place for place in share if found[place].report.get("sourceRun") == run]

@@ -119,8 +119,8 @@ def _undone(payload: Mapping[str, Any]) -> str:
 
 
 def _writes(payload: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    told = payload.get("writes")
-    return [write for write in told if isinstance(write, Mapping)] if isinstance(told, list) else []
+    writes = payload.get("writes")
+    return [write for write in writes if isinstance(write, Mapping)] if isinstance(writes, list) else []
 
 
 def _detail(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> str:

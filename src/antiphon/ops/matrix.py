@@ -320,8 +320,8 @@ class Plan:
 
     def spent_by(self, work: Work) -> Row:
         """The model usage of a failed cell, over all its attempts."""
-        told = self._spent(run_of(work["run"], work["key"])).to_wire()
-        return {"matrix": self.id, **{name: told[name] for name in SPENT}}
+        spent = self._spent(run_of(work["run"], work["key"])).to_wire()
+        return {"matrix": self.id, **{name: spent[name] for name in SPENT}}
 
     def _cost(self, usage: UsageTotals, variant: Variant) -> float | None:
         """The cost of a cell at its model's price; ``None`` if it has no price."""
@@ -526,11 +526,11 @@ class _Scheduler:
         if row.get("matrix", "" if row.get("reused") else self._plan.id) != self._plan.id:
             return
         calls, cost = self._paid.pop(cell_of(row), (0, 0.0))
-        told = row.get("calls", 0), row.get("cost", 0.0) + self._unreported_cost(row)
-        self._calls += told[0] - calls
-        self._cost += told[1] - cost
+        spent = row.get("calls", 0), row.get("cost", 0.0) + self._unreported_cost(row)
+        self._calls += spent[0] - calls
+        self._cost += spent[1] - cost
         if row["status"] == "error":
-            self._paid[cell_of(row)] = told
+            self._paid[cell_of(row)] = spent
 
     @property
     def _is_limited(self) -> bool:

@@ -393,8 +393,8 @@ def _masked(recording: Recording, left: Sequence[Any]) -> dict[str, Any]:
 def _ended(refusals: Sequence[Any], error: BaseException | None) -> dict[str, Any]:
     """What ended the agent, if it was a refusal or an exception."""
     if refusals:
-        told = [refused.payload for refused in refusals]
-        return {"refusals": told, "error": {"code": REFUSAL_CODE, "message": refusals[0].error.message}}
+        payloads = [refused.payload for refused in refusals]
+        return {"refusals": payloads, "error": {"code": REFUSAL_CODE, "message": refusals[0].error.message}}
     if error is None:
         return {}
     kind = type(error).__name__
@@ -423,8 +423,8 @@ def keep_strict(app: Antiphon, source: RunManifest, given: Any, data: dict[str, 
     recorder = app.recorder(manifest)
     rows = [recorder.encode("run.started", None, {"name": manifest.name, "input": given}, {})]
     for found in data["divergences"]:
-        told = ("index", "message", "fields", "kind", "what", "seq", "nearest")
-        payload = {name: found[name] for name in told if name in found}
+        names = ("index", "message", "fields", "kind", "what", "seq", "nearest")
+        payload = {name: found[name] for name in names if name in found}
         rows.append(recorder.encode("replay.diverged", None, payload, {"lane": found["lane"]}))
     rows += [recorder.encode(REFUSAL_EVENT, None, refused, {}) for refused in data.get("refusals", ())]
     if data["verdict"] == "pass":

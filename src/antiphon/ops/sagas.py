@@ -12,7 +12,7 @@ from antiphon._gateway.call import NOTHING
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.tool import Tool
-from antiphon._gateway.undo import NOT_READABLE, Execution, Undo, may_stand
+from antiphon._gateway.undo import NOT_READABLE, Execution, Undo, may_have_effect
 from antiphon._replay.recording import full_name
 from antiphon.contract.approval import is_asking
 from antiphon.contract.events import Event, RunManifest, is_masked, type_not_kept
@@ -69,7 +69,7 @@ class Logged:
             return False
         return is_unknown(record) or (record.state == "inflight" and not is_asking(record))
 
-    def told(self, state: str, why: str) -> None:
+    def report_state(self, state: str, why: str) -> None:
         if self.gateway is not None and self.tool is not None:
             self.gateway._plans.reporter.undone(self.tool, state, why)
 
@@ -189,7 +189,7 @@ def _writes(
     found = [
         Logged(app, read(event), read(ends[event.seq]) if event.seq in ends else None)
         for event in starts
-        if event.seq not in ends or _stands(ends[event.seq])
+        if event.seq not in ends or _has_effect(ends[event.seq])
     ]
     found.sort(key=lambda write: write.order, reverse=True)
     for write in found:
@@ -205,7 +205,7 @@ def _execution(started: Event) -> tuple[str, str, str]:
     return str(place.get("key", "")), str(place.get("identity", "")), str(place.get("token", ""))
 
 
-def _stands(finished: Event) -> bool:
+def _has_effect(finished: Event) -> bool:
     """Whether a call of a saga was dispatched by it and took effect, or may have."""
     if finished.meta.get("fromCache"):
         return False
@@ -214,7 +214,7 @@ def _stands(finished: Event) -> bool:
     said = finished.payload.get("error")
     error = said if isinstance(said, dict) else {}
     dispatched = bool(finished.meta.get("attempts")) or error.get("code") == "cancelled"
-    return dispatched and may_stand(str(error.get("code")), str(error.get("status")))
+    return dispatched and may_have_effect(str(error.get("code")), str(error.get("status")))
 
 
 _UNKNOWN = "it is not known whether it took effect: antiphon claims resolve"
@@ -263,10 +263,10 @@ def _undo(app: Antiphon, manifest: RunManifest, plans: Plans, reason: str) -> li
             by_hand = {"byHand": [write.call_name for write in hand]} if hand else {}
             tell(_saga.UNDOING, {**named, **why, **by_hand}, {"byHand": [w.token for w in hand]} if hand else {})
             report = await _saga.undo_all(saga["name"], writes)
-            told = _saga.finished(report)
-            told["writes"] += _before(before)
-            tell(_saga.FINISHED, {**named, **told}, {})
-            done.append({"id": saga["id"], "name": saga["name"], **told})
+            payload = _saga.finished(report)
+            payload["writes"] += _before(before)
+            tell(_saga.FINISHED, {**named, **payload}, {})
+            done.append({"id": saga["id"], "name": saga["name"], **payload})
         return done
 
     undoable = [write for _, writes, _ in plans for write in writes if not write.why_not]

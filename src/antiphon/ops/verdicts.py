@@ -156,7 +156,7 @@ def _digest_of(file: str, size: int, changed_ns: int) -> str:
 
 def verdicts(app: Antiphon) -> list[dict[str, Any]]:
     """The golden tests of a tenant: failed ones first, then the newest. Artifacts that no longer exist are left out."""
-    found = [told for one in _all(app) if (told := _told(one)) is not None]
+    found = [wire for one in _all(app) if (wire := _to_wire(one)) is not None]
     return sorted(found, key=lambda one: (one["status"] not in ("fail", "error"), -one["atMs"], one["path"]))
 
 
@@ -167,8 +167,8 @@ def failed(app: Antiphon) -> list[dict[str, Any]]:
 
 def verdict(app: Antiphon, wanted: str) -> dict[str, Any]:
     """One of them, with the comparison that explains it, and the runs that could replace its recording."""
-    found, told = _find(app, wanted)
-    return {**told, "view": found.view, "candidates": [summary(one) for one in _candidates(app, found)]}
+    found, wire = _find(app, wanted)
+    return {**wire, "view": found.view, "candidates": [summary(one) for one in _candidates(app, found)]}
 
 
 def _all(app: Antiphon) -> list[Tested]:
@@ -187,7 +187,7 @@ def _read(app: Antiphon, path: Path) -> Tested | None:
     return found if found.tenant == app.tenant else None
 
 
-def _told(found: Tested) -> dict[str, Any] | None:
+def _to_wire(found: Tested) -> dict[str, Any] | None:
     """A verdict as of now; ``changed`` if the artifact was modified since. ``None`` if it no longer exists."""
     status = found.status
     if found.file:
@@ -222,14 +222,14 @@ def _told(found: Tested) -> dict[str, Any] | None:
 
 
 def _find(app: Antiphon, wanted: str) -> tuple[Tested, dict[str, Any]]:
-    found = told = None
+    found = wire = None
     if re.fullmatch(r"[0-9a-f]{16}", wanted):
         with contextlib.suppress(ConfigError):
             found = _read(app, state_place().folder / FOLDER / f"{wanted}.json")
-        told = None if found is None else _told(found)
-    if found is None or told is None:
+        wire = None if found is None else _to_wire(found)
+    if found is None or wire is None:
         raise NotFound(f"There is no golden test {wanted[:64]!r} here.", hint="List them: GET /v1/golden")
-    return found, told
+    return found, wire
 
 
 # -- accepting a new recording ---------------------------------------------------------------------------------------
@@ -254,16 +254,16 @@ def accept(app: Antiphon, wanted: str, run: str, *, digest: str = "", dry_run: b
 
     With *digest* only if the artifact is unchanged since the dry run that showed it.
     """
-    found, told = _find(app, wanted)
+    found, wire = _find(app, wanted)
     if found.node or not found.file:
         where = "a test of pytest" if found.node else "an artifact in the bucket"
-        command = told["commands"].get("accept", "antiphon export RUN --upload")
+        command = wire["commands"].get("accept", "antiphon export RUN --upload")
         raise InvalidInput(f"{found.path} is {where}: it is recorded again with its own command.", hint=command)
     manifest = find_run(app, run)
     if not _fits(found, manifest):
         raise InvalidInput(
             f"Run {manifest.id} cannot replace {found.path}: it must be a finished run of this agent, not a replay.",
-            hint=told["commands"].get("record"),
+            hint=wire["commands"].get("record"),
             path="$.run",
         )
     there = _digest(found.file)

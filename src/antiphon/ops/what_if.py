@@ -30,7 +30,7 @@ class Limits(NamedTuple):
     breaker: BreakerPolicy
     max_attempts: int
 
-    def tighter(self, wanted: Wanted) -> tuple[Limits, list[str]]:
+    def tighter(self, wanted: TriedLimits) -> tuple[Limits, list[str]]:
         """These limits tightened by *wanted*, and the names of those that would loosen them."""
         recorded = {**msgspec.structs.asdict(self.breaker), "max_attempts": self.max_attempts}
         changed: dict[str, Any] = {}
@@ -47,7 +47,7 @@ class Limits(NamedTuple):
         return Limits(msgspec.structs.replace(self.breaker, **changed), attempts), looser
 
 
-class Wanted(NamedTuple):
+class TriedLimits(NamedTuple):
     """The limits to try; ``None`` keeps the recorded one."""
 
     consecutive: int | None = None
@@ -191,7 +191,7 @@ def failed_with(code: str, retriable: bool) -> Failure:
     return Failure(code, "", kind, retriable, "sent")
 
 
-def what_if(calls: Iterable[Call], wanted: Wanted, specs: Callable[[str], ToolSpec | None]) -> dict[str, Any]:
+def what_if(calls: Iterable[Call], wanted: TriedLimits, specs: Callable[[str], ToolSpec | None]) -> dict[str, Any]:
     """The recording under its own limits and under tighter ones, side by side."""
     chosen = sorted(calls, key=lambda call: call.started_ms)
     looser: set[str] = set()

@@ -341,7 +341,7 @@ class _ToolExchange:
         """Send the call to the server; its answer is the outcome."""
         if self._is_cancelled:
             raise DidNotHappen("Its client has cancelled it.")
-        self.notices = Notifications()
+        self.notifications = Notifications()
         async with asyncio.timeout(self.request.wait_s) as self._limit:
             try:
                 self._response = await self._send(None)
@@ -350,7 +350,7 @@ class _ToolExchange:
                 self._limit = None
                 if self._response is not None:
                     await self._response.aclose()
-                    await self.notices.write()
+                    await self.notifications.write()
 
     async def _read(self) -> Any:
         response = self._response
@@ -363,10 +363,12 @@ class _ToolExchange:
         self.head, self.body = (response.status_code, headers), await _whole(response)
         message = _mcp.message_in(self.body)
         if response.status_code != 200 or not _mcp.answers(message, self.asked):
-            self.notices.add_response(response, self.body)
+            self.notifications.add_response(response, self.body)
         error = message.get("error") if isinstance(message, dict) else None
-        told = isinstance(error, dict) and (error.get("code") in _mcp.UNEXECUTED or _mcp.answers(message, self.asked))
-        if response.status_code < 400 or told:  # by the tool, not by the transport, whatever the status
+        is_tool_error = isinstance(error, dict) and (
+            error.get("code") in _mcp.UNEXECUTED or _mcp.answers(message, self.asked)
+        )
+        if response.status_code < 400 or is_tool_error:  # by the tool, not by the transport, whatever the status
             return value_of(message)
         import httpx
 
@@ -385,7 +387,7 @@ class _ToolExchange:
                 if _mcp.answers(message, self.asked):
                     self.answered = True
                     return value_of(message)
-                self.notices.add(message)
+                self.notifications.add(message)
                 fields = _mcp.fields_of(event)
                 last = fields.get(b"id", b"").decode("latin-1") or last
                 if fields.get(b"retry", b"").isdigit() and len(fields[b"retry"]) < 10:
@@ -423,17 +425,17 @@ class _ToolExchange:
             return answer.finish
         message = given_again(task.result(), self.asked) if failure is None else unknown(failure, self.asked)
         message = {"jsonrpc": "2.0", "id": self.asked.id, **message}
-        recorded = [(_mcp.notice_for(notice, self.asked), gap) for notice, gap in self.origin.notices]
-        notices = [(notice, gap) for notice, gap in recorded if notice is not None]
+        recorded = [(_mcp.notification_for(notice, self.asked), gap) for notice, gap in self.origin.notifications]
+        notifications = [(notice, gap) for notice, gap in recorded if notice is not None]
         if not begun:
-            kind = b"text/event-stream" if notices else b"application/json"
+            kind = b"text/event-stream" if notifications else b"application/json"
             await answer.start(200, [(b"content-type", kind)], {})
-        for notice, gap in notices:
+        for notice, gap in notifications:
             if gap:
                 await asyncio.sleep(gap / 1000)
             await answer.chunk(_mcp.event_of(_mcp.encoded(notice)))
         data = _mcp.encoded(message)
-        await answer.chunk(_mcp.event_of(data) if begun or notices else data)
+        await answer.chunk(_mcp.event_of(data) if begun or notifications else data)
         return answer.finish
 
 
@@ -600,8 +602,10 @@ def _malformed(code: int, text: str, place: Any = None) -> Refused:
 
 def check_headers(request: Request, asked: _mcp.Request) -> None:
     """Refuse a request whose headers contradict its body; in the newest revision they repeat it."""
-    told = {name: _values(request.headers, name) for name in ("MCP-Protocol-Version", "Mcp-Method", "Mcp-Name")}
-    revisions = told["MCP-Protocol-Version"] | ({asked.revision} if asked.revision else set())
+    header_values = {
+        name: _values(request.headers, name) for name in ("MCP-Protocol-Version", "Mcp-Method", "Mcp-Name")
+    }
+    revisions = header_values["MCP-Protocol-Version"] | ({asked.revision} if asked.revision else set())
     if max(revisions, default="") < _mcp.NEWEST:
         return
     field = _NAMED.get(asked.method)
@@ -609,9 +613,9 @@ def check_headers(request: Request, asked: _mcp.Request) -> None:
     wrong = ""
     if len(revisions) > 1:
         wrong = "MCP-Protocol-Version"
-    elif not told["Mcp-Method"] <= {asked.method}:
+    elif not header_values["Mcp-Method"] <= {asked.method}:
         wrong = "Mcp-Method"
-    elif said is not None and not set(map(_plain, told["Mcp-Name"])) <= {said}:
+    elif said is not None and not set(map(_plain, header_values["Mcp-Name"])) <= {said}:
         wrong = "Mcp-Name"
     if wrong:
         text = f"The header {wrong} and the body differ."
@@ -674,7 +678,7 @@ class Notifications:
         """Write them, before the end of the call."""
         if self._chunks is None or self._scope is None or self._scope.write_async is None:
             return
-        rows = self._chunks.rest()
+        rows = self._chunks.remaining()
         if rows:
             try:
                 await self._scope.write_async(rows)

@@ -50,7 +50,7 @@ class AnswerOrigin:
 
     def __init__(self) -> None:
         self.source: str = "live"
-        self.notices: list[tuple[Any, float]] = []
+        self.notifications: list[tuple[Any, float]] = []
         """Messages that preceded the answer, each with the pause before it in ms."""
         self.response: Any = None
         """The response of an MCP server, if it was no answer or had another status than 200."""
@@ -58,9 +58,9 @@ class AnswerOrigin:
     def set_recorded(self, answer: Answer) -> None:
         """Note that *answer* came from the recording."""
         self.source = "recording"
-        self.notices = timed(answer)
-        if self.notices and not is_notification(self.notices[-1][0]):
-            self.response = self.notices[-1][0]
+        self.notifications = timed(answer)
+        if self.notifications and not is_notification(self.notifications[-1][0]):
+            self.response = self.notifications[-1][0]
 
 
 answer_origin: ContextVar[AnswerOrigin | None] = ContextVar("antiphon_proxy_answer_origin", default=None)

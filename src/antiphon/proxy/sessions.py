@@ -71,8 +71,8 @@ class _Session:
                 raise httpx.ConnectError(text, request=self._initialize)
             self._id = response.headers.get(SESSION)
             for notification in self._notifications:
-                told = await inner.handle_async_request(self.addressed(notification))
-                await told.aclose()
+                reply = await inner.handle_async_request(self.addressed(notification))
+                await reply.aclose()
             self.is_open = True
             self.ready.set()
 

@@ -272,8 +272,8 @@ class StdioProxy:
 
         async def body(params: dict[str, Any]) -> Any:
             future = self._waiting[asked.id] = asyncio.get_running_loop().create_future()
-            notices = Notifications()
-            self._note_for(asked, notices.add)
+            notifications = Notifications()
+            self._note_for(asked, notifications.add)
             try:
                 if self._has_ended:
                     raise DidNotHappen("The server has ended.")
@@ -283,7 +283,7 @@ class StdioProxy:
             finally:
                 self._waiting.pop(asked.id, None)
                 self._noting.pop(asked.id, None)
-                await notices.write()
+                await notifications.write()
             return value_of(heard[0][1])
 
         async def make() -> None:
@@ -305,7 +305,7 @@ class StdioProxy:
                 if heard:
                     self._write(heard[0][0])
                 elif answer is not None:
-                    for message, _ in origin.notices:
+                    for message, _ in origin.notifications:
                         self._reply_notice(message, asked)
                     self._reply({"id": asked.id, **answer})
             except (AntiphonError, Refused) as error:
@@ -339,15 +339,15 @@ class StdioProxy:
             call.cancel()
 
     def _fail(self, asked: _mcp.Request, error: AntiphonError | Refused) -> None:
-        told: dict[str, Any] = {"code": error.code}
+        details: dict[str, Any] = {"code": error.code}
         if isinstance(error, ReplayMiss):
             if self._run is not None:
                 self._run.note_miss(error)
-            told |= {name: item for name, item in error.data.items() if name == "divergence"}
-        self._reply(_mcp.failed(asked.id, str(error), told))
+            details |= {name: item for name, item in error.data.items() if name == "divergence"}
+        self._reply(_mcp.failed(asked.id, str(error), details))
 
     def _reply_notice(self, message: Any, asked: _mcp.Request) -> None:
-        notice = _mcp.notice_for(message, asked)
+        notice = _mcp.notification_for(message, asked)
         if notice is not None:
             self._write(_mcp.encoded(notice) + b"\n")
 

@@ -115,13 +115,13 @@ class TextRules:
             ]
         self._secrets, self._personal = rules.secrets, rules.personal
         if rules.secrets or rules.personal:
-            self._detectors.append((quick.WORDS | quick.NUMBERS, self._forms))
+            self._detectors.append((quick.WORDS | quick.NUMBERS, self._patterns))
         self._detectors.append((quick.WORDS | quick.NUMBERS | quick.USER, self._pairs))
         if rules.personal:
             self._detectors += [(quick.AT, emails), (quick.NUMBERS, numbers)]
         self._entropy: Detector | None = _random_runs if rules.entropy else None
 
-    def _forms(self, text: str) -> Iterator[Span]:
+    def _patterns(self, text: str) -> Iterator[Span]:
         for start, end, kind in tokens.find(text, secrets=self._secrets, personal=self._personal):
             if not TRIVIAL().fullmatch(text[start:end]):
                 yield Span(start, end, kind)

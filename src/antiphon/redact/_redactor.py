@@ -464,9 +464,9 @@ class Redactor:
             name, text = (part["$bytes"] for part in value)  # a header as ASGI and HTTP clients keep it
             if type(name) is str and type(text) is str and self._is_pair(name, text):
                 return self._field(value, causes)
-        return self._each(value, None, causes, self._told(value, causes) if causes & _BESIDE else None)
+        return self._each(value, None, causes, self._revealed(value, causes) if causes & _BESIDE else None)
 
-    def _told(self, value: Any, causes: int) -> dict[int, Span] | None:
+    def _revealed(self, value: Any, causes: int) -> dict[int, Span] | None:
         """Secrets in a command's arguments, by index, that only the preceding option or command reveals: what the rules
         find in the list as written, but not in the argument alone.
         """
@@ -479,20 +479,20 @@ class Redactor:
         written = f'"{_COMMA.join(texts)}"'
         causes = self._prefilter.causes(written.encode("utf-8", "surrogatepass"), causes)
         spans = deque(self._text.spans(written, causes, entropy=False) if causes else ())
-        told: dict[int, Span] = {}
+        revealed: dict[int, Span] = {}
         start, after_option = 1, False
         for index, text in enumerate(texts):
             is_option = _OPTION().match(text) is not None
             while spans and spans[0].start < start + len(text):
                 begin, end, kind = spans.popleft()
                 found = Span(begin - start, end - start, kind)
-                if begin < start + is_option or index in told or not (after_option or is_option):
+                if begin < start + is_option or index in revealed or not (after_option or is_option):
                     continue
                 if found not in self._text.spans(text, causes, entropy=False):
-                    told[index] = found
+                    revealed[index] = found
             start += len(text) + len(_COMMA)
             after_option = is_option
-        return told
+        return revealed
 
     @staticmethod
     def _is_pair(name: str, value: str) -> bool:
@@ -501,11 +501,11 @@ class Redactor:
             return True
         return _FIELD_NAME().fullmatch(name) is not None and not _PLAIN_WORD().fullmatch(value)
 
-    def _each(self, value: Any, field: Field | None, causes: int, told: dict[int, Span] | None = None) -> Any:
+    def _each(self, value: Any, field: Field | None, causes: int, revealed: dict[int, Span] | None = None) -> Any:
         items: list[Any] | None = None
         for index, item in enumerate(value):
-            if told and index in told:
-                start, _, kind = told[index]
+            if revealed and index in revealed:
+                start, _, kind = revealed[index]
                 new: Any = self._masked(item, start, kind, self._pieces(item[:start], causes, entropy=False))
             else:
                 new = self._walk(item, causes) if field is None else self._under(item, field, causes)

@@ -155,7 +155,7 @@ PASSWORDS = tuple(_WORDS.split("|"))
 _NAMES = r"(?:db_?|user_?|api_?)?(?:password|passwd|pwd|passphrase|secret|token|api_?key)"
 
 
-class Form(NamedTuple):
+class SecretPattern(NamedTuple):
     """A pattern whose group ``secret`` is a secret of *kind*; compiled on first use."""
 
     words: tuple[str, ...]
@@ -164,61 +164,63 @@ class Form(NamedTuple):
     personal: bool = False
 
 
-FORMS = (
-    Form(
+SECRET_PATTERNS = (
+    SecretPattern(
         ("mysql",),
         r"\bmysql[a-z]*\b[^\n]{0,200}?[\s\"']-p(?P<secret>[^\s'\"-](?:(?!\\*[\"']\s*[],])\S){2,})",
         "password",
     ),
-    Form(
+    SecretPattern(
         ("sshpass",),
         rf"\bsshpass(?:\s+|{COMMA}\\*[\"'])-p(?:\s*|{COMMA}\\*)['\"]?(?P<secret>{_ARGUMENT}{{3,}})",
         "password",
     ),
-    Form((":",), r"(?m)^[\w.*-]+:(?:[0-9]{2,5}|\*):[\w.*-]+:[\w.*-]+:(?P<secret>[^\s:]{4,})$", "password"),
-    Form(
+    SecretPattern((":",), r"(?m)^[\w.*-]+:(?:[0-9]{2,5}|\*):[\w.*-]+:[\w.*-]+:(?P<secret>[^\s:]{4,})$", "password"),
+    SecretPattern(
         ("pass", "secret", "token", "key"),
         rf"(?im)^[ \t-]*{_NAMES}[ \t]*:[ \t]*(?:[|>][+-]?)?[ \t]*\n[ \t]+(?P<secret>[^\s:#-][^\s:]{{3,}})[ \t]*$",
         "password",
     ),
-    Form(
+    SecretPattern(
         ("<",),
         rf"(?i)<(?P<tag>[\w.:-]*{_NAMES})(?:\s[^<>]*)?>(?P<secret>[^<>\s][^<>]{{2,200}}?)</(?P=tag)>",
         "password",
     ),
-    Form(
+    SecretPattern(
         ("value=",),
         rf"(?i)\b(?:key|name)=[\"'][\w.:-]*{_NAMES}[\"']\s+value=[\"'](?P<secret>[^\"']{{3,}})[\"']",
         "api_key",
     ),
-    Form(
+    SecretPattern(
         PASSWORDS,
         rf"(?i)(?:{_WORDS})[\"']?\s*(?:[:=：]|\b(?:ist|es|est|lautet)\b)\s*[\"']?(?P<secret>[^\s\"',;]{{3,}})",
         "password",
     ),
-    Form(("jdbc:oracle",), r"(?i)jdbc:oracle:[a-z]+:[^\s/@:]{1,64}/(?P<secret>[^\s@]{1,128})@", "url_password"),
-    Form(("code=",), r"[?&]code=(?P<secret>[A-Za-z0-9._~%/+-]{10,512})", "oauth_code"),
-    Form(
+    SecretPattern(
+        ("jdbc:oracle",), r"(?i)jdbc:oracle:[a-z]+:[^\s/@:]{1,64}/(?P<secret>[^\s@]{1,128})@", "url_password"
+    ),
+    SecretPattern(("code=",), r"[?&]code=(?P<secret>[A-Za-z0-9._~%/+-]{10,512})", "oauth_code"),
+    SecretPattern(
         ("password", "passcode", "passphrase"),
         r"(?i)\b(?:password|passcode|passphrase)\s+(?:is|was|to|will be)\s+[\"'`]?"
         + _NOT_A_WORD
         + r"(?P<secret>[^\s\"'`,]{4,}[^\s\"'`,.;!?)])",
         "password",
     ),
-    Form(
+    SecretPattern(
         ("password", "identified"),
         r"(?i)\b(?:with\s+(?:encrypted\s+)?password|identified\s+by|set\s+password(?:\s+for\s+\S+)?\s*=)\s+"
         r"'(?P<secret>[^'\n]{1,200})'",
         "password",
     ),
-    Form(
+    SecretPattern(
         ("passport", "reisepass", "pasaporte", "passeport"),
         r"(?i:passport|reisepass|pasaporte|passeport)(?i:\s*(?:no|nr|number|num|nummer|número))?[.:#]?\s*(?i:is\s+)?"
         r"(?P<secret>[A-Z]{0,2}[0-9]{6,9}|[A-Z][0-9A-Z]{8})(?![A-Za-z0-9])",
         "passport",
         True,
     ),
-    Form(
+    SecretPattern(
         ("-",), r"(?<![0-9-])(?P<secret>(?!000|666|9)[0-9]{3}-(?!00)[0-9]{2}-(?!0000)[0-9]{4})(?![0-9-])", "ssn", True
     ),
 )
@@ -228,7 +230,7 @@ QUICK = (
 )
 """Words that none of the other causes covers; a document in other scripts is always checked for these."""
 QUICK_ELSEWHERE = tuple(
-    form.encode() for word in PASSWORDS if not word.isascii() for form in (word, word.capitalize(), word.upper())
+    pattern.encode() for word in PASSWORDS if not word.isascii() for pattern in (word, word.capitalize(), word.upper())
 )
 PGPASS = re.compile(rb":[0-9*]{1,5}:[^\s:]+:[^\s:]+:")
 _NAMED_COLUMN = re.compile(rf"(?i)\A[\s\"'`]*{_NAMES}[\s\"'`]*\Z")
@@ -239,10 +241,10 @@ _SQL_VALUE = lazy_pattern(r"'(?:[^']|'')*'|[^,()']+")
 def find(text: str, *, secrets: bool, personal: bool) -> Iterator[tuple[int, int, str]]:
     """(start, end, kind) of what the forms match."""
     lowered = text.lower()
-    for form in FORMS:
-        if (personal if form.personal else secrets) and any(word in lowered for word in form.words):
-            for match in _compiled(form.source).finditer(text):
-                yield *match.span("secret"), form.kind
+    for pattern in SECRET_PATTERNS:
+        if (personal if pattern.personal else secrets) and any(word in lowered for word in pattern.words):
+            for match in _compiled(pattern.source).finditer(text):
+                yield *match.span("secret"), pattern.kind
     if secrets:
         if "\n" in text and ("pass" in lowered or "secret" in lowered or "token" in lowered or "key" in lowered):
             yield from _columns(text)

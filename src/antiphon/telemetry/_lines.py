@@ -143,7 +143,7 @@ _CONSTANT = frozenset({str, int, bool, type(None)})
 _new_values = itemgetter(*_NEW)
 
 
-class _Form(NamedTuple):
+class _TemplateSet(NamedTuple):
     """The lines of calls whose events have the same field names."""
 
     names: tuple[str, ...]
@@ -156,21 +156,21 @@ class _Form(NamedTuple):
 class _Templates:
     """Templates for lines of ``tool_call_end``: one lookup for all repeating values instead of one for each."""
 
-    __slots__ = ("_checked", "_forms", "_on", "_seen")
+    __slots__ = ("_checked", "_on", "_seen", "_template_sets")
 
     def __init__(self, checked: Callable[[str, str], str], *, on: bool) -> None:
         self._checked = checked
         self._on = on
-        self._forms: dict[int, _Form] = {}
+        self._template_sets: dict[int, _TemplateSet] = {}
         self._seen: set[tuple[Any, ...]] = set()
 
     def fill(self, time_ms: int, fields: Mapping[str, Any]) -> str | None:
         """The line from a template; ``None`` if there is none, or if a new value has an unusual type."""
-        form = self._forms.get(len(fields))
-        if form is None:
+        template_set = self._template_sets.get(len(fields))
+        if template_set is None:
             return None
         try:
-            template = form.templates.get(form.repeating(fields))
+            template = template_set.templates.get(template_set.repeating(fields))
             if template is None:
                 return None
             request, call, key, correlation, elapsed = _new_values(fields)
@@ -201,10 +201,10 @@ class _Templates:
     def learn(self, fields: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Cache a template for the repeating values of *fields*, as they are written in *document*."""
         names = tuple(fields)
-        form = self._forms.get(len(names)) or self._begin(names)
-        if form is None or form.names != names:
+        template_set = self._template_sets.get(len(names)) or self._begin(names)
+        if template_set is None or template_set.names != names:
             return
-        values = form.repeating(fields)
+        values = template_set.repeating(fields)
         if not {value.__class__ for value in values} <= _CONSTANT:
             return
         if values not in self._seen:  # most combinations never occur again
@@ -220,18 +220,18 @@ class _Templates:
                 template[-1] += f",{_json(name)}:{_json(document[name])}"
         template[-1] += "}"
         if sum(map(len, template)) <= _LONGEST_TEMPLATE:
-            if len(form.templates) >= _MOST_REMEMBERED:
-                form.templates.clear()
-            form.templates[values] = tuple(template)
+            if len(template_set.templates) >= _MOST_REMEMBERED:
+                template_set.templates.clear()
+            template_set.templates[values] = tuple(template)
 
-    def _begin(self, names: tuple[str, ...]) -> _Form | None:
+    def _begin(self, names: tuple[str, ...]) -> _TemplateSet | None:
         repeating = tuple(name for name in names if name not in _NEW)
         if not self._on or not _NO_TEMPLATE.isdisjoint(names) or len(repeating) < 2:
             return None
         if tuple(name for name in names if name in _NEW) != _NEW:
             return None
-        form = self._forms[len(names)] = _Form(names, itemgetter(*repeating), {})
-        return form
+        template_set = self._template_sets[len(names)] = _TemplateSet(names, itemgetter(*repeating), {})
+        return template_set
 
 
 def _json(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from antiphon.adapters._need import REQUIREMENTS
+from antiphon.adapters._requirements import REQUIREMENTS
 from tests.integration.adapters.speakers import SPEAKERS
 from tests.integration.adapters.subjects import SUBJECTS
 from tests.integration.adapters.test_litellm import VARIANTS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.adapters._need import REQUIREMENTS
+from antiphon.adapters._requirements import REQUIREMENTS
 from tests.integration.adapters.compatibility import PAGE, render, variants
 
 

@@ -159,7 +159,7 @@ def test_closing_a_gateway_ends_its_subscription(fleet_url: str) -> None:
 
     before = threading.active_count()
     send()
-    journal = gateway._world.journal
+    journal = gateway._runtime.journal
     assert journal in gateway._feed._stops
     gateway.close()
     assert journal not in gateway._feed._stops

@@ -55,7 +55,7 @@ def test_an_idle_process_is_told(fleet_url: str) -> None:
 
 
 def test_planted_a_subscription_that_nobody_makes_is_noticed(fleet_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drivers.BreakerFeed, "told", lambda *_: None)
+    monkeypatch.setattr(drivers.BreakerFeed, "pushed", lambda *_: None)
     assert not _told_within(fleet_url, 1.0)
 
 

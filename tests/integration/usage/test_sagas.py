@@ -676,7 +676,7 @@ def test_an_asynchronous_tool_wants_an_asynchronous_saga() -> None:
 
 
 def test_planted_bug_without_the_mark_a_refunded_charge_answers_as_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(undo, "_mark", lambda call, record, is_current: claim.begin_named(call))
+    monkeypatch.setattr(undo, "_mark_undone", lambda call, record, is_current: claim.begin_named(call))
     shop = Shop(MemoryStore(), "sync")
     with pytest.raises(NoFlight):
         shop.play(lambda run: _trip(shop, "1"))

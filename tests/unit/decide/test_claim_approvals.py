@@ -12,11 +12,11 @@ from antiphon.contract.approval import ASKING, DENIED, GRANTED, REQUIRED, WITHDR
 from antiphon.contract.record import DedupeRecord, RecordedError
 from antiphon.decide.claim import (
     UNDONE,
+    ApprovalRequirement,
     Ask,
     Claimant,
     Conflict,
     Decision,
-    Need,
     Pending,
     Replaced,
     Reuse,
@@ -39,8 +39,8 @@ APPROVAL = Approval(
     asked_at_ms=NOW - 10,
     expires_at_ms=NOW + 10,
 )
-NEED = Need("money", "2", ("exact", "under an older key"))
-CALL = Claimant("me", "digest", False, False, False, "never", need=NEED)
+NEED = ApprovalRequirement("money", "2", ("exact", "under an older key"))
+CALL = Claimant("me", "digest", False, False, False, "never", requirement=NEED)
 
 
 def failed(code: str, identity: str = "me", version: int = 7, **fields: Any) -> DedupeRecord:
@@ -91,7 +91,7 @@ def test_what_was_decided_is_what_happens(key_given: bool) -> None:
 def test_a_refusal_is_for_what_the_call_was_then(code: str) -> None:
     other = msgspec.structs.replace(APPROVAL, digest="other")
     assert decided(asked(code, other)) == Ask(7, "its approval is over, or for another call")
-    assert decided(asked(code), replace(CALL, need=None)) == Reuse(asked(code), "completed", shared=False)
+    assert decided(asked(code), replace(CALL, requirement=None)) == Reuse(asked(code), "completed", shared=False)
 
 
 @pytest.mark.parametrize("code", [DENIED, WITHDRAWN])
@@ -101,19 +101,21 @@ def test_a_refusal_holds_as_long_as_an_approval_would(code: str, changed: dict[s
     for call in (CALL, replace(CALL, given_key=True), replace(CALL, waits_for_person=True)):
         assert decided(asked(code, over), call) == Ask(7, "its approval is over, or for another call")
     assert decided(record("cancelled", "somebody", 7), CALL, asked(code, over, version=5)) == Ask(7, "after cancelled")
-    assert decided(asked(code, over), replace(CALL, need=None)) == Reuse(asked(code, over), "completed", shared=False)
+    assert decided(asked(code, over), replace(CALL, requirement=None)) == Reuse(
+        asked(code, over), "completed", shared=False
+    )
 
 
 @pytest.mark.parametrize("code", [DENIED, WITHDRAWN])
 def test_a_refusal_is_the_answer_also_for_other_calls_if_the_policy_says_so(code: str) -> None:
     refused = asked(code, identity="somebody")
-    for call in (replace(CALL, need=NEED._replace(any_identity=True)), replace(CALL, given_key=True)):
+    for call in (replace(CALL, requirement=NEED._replace(any_identity=True)), replace(CALL, given_key=True)):
         assert decided(refused, call) == Reuse(refused, "completed", shared=False)
 
 
 @pytest.mark.parametrize("code", [REQUIRED, GRANTED])
 def test_a_question_is_open_where_nobody_has_to_be_asked_any_more(code: str) -> None:
-    assert decided(asked(code), replace(CALL, need=None)) == Run(7, "failed")
+    assert decided(asked(code), replace(CALL, requirement=None)) == Run(7, "failed")
 
 
 @pytest.mark.parametrize("code", [REQUIRED, GRANTED, DENIED, WITHDRAWN])
@@ -121,7 +123,7 @@ def test_another_calls_approval_is_not_good_unless_the_policy_says_so(code: str)
     others = asked(code, identity="somebody")
     assert decided(others) == Ask(7, "after failed")
     answer = {GRANTED: Spend(7, APPROVAL), REQUIRED: Pending(7, APPROVAL)}.get(code, Reuse(others, "completed", False))
-    assert decided(others, replace(CALL, need=NEED._replace(any_identity=True))) == answer
+    assert decided(others, replace(CALL, requirement=NEED._replace(any_identity=True))) == answer
 
 
 @pytest.mark.parametrize("code", [REQUIRED, GRANTED, DENIED, WITHDRAWN])
@@ -139,7 +141,7 @@ def test_a_waiting_call_replaces_another_calls_question_only_when_that_is_over(c
 
 
 def test_an_anonymous_call_takes_the_approval_of_an_anonymous_one() -> None:
-    anonymous = replace(CALL, need=NEED._replace(anonymous=True))
+    anonymous = replace(CALL, requirement=NEED._replace(anonymous=True))
     theirs = asked(GRANTED, identity="r1")
     named = msgspec.structs.replace(theirs, owner="process/1")
     nameless = msgspec.structs.replace(theirs, owner="r1/process/1")
@@ -152,24 +154,24 @@ def test_what_would_not_run_does_not_ask() -> None:
     done = record("done", "me", 7)
     assert decided(done) == Reuse(done, "completed", shared=False)
     assert decided(record("done", "somebody", 7)) == Ask(7, "new call")
-    assert decided(record("done", "somebody", 7), replace(CALL, need=None)) == Run(7, "new call")
+    assert decided(record("done", "somebody", 7), replace(CALL, requirement=None)) == Run(7, "new call")
 
 
 def test_a_claim_that_only_asks_is_taken_over() -> None:
     asking = msgspec.structs.replace(record("inflight", "somebody", 7, lease="over"), arguments=ASKING)
     assert decided(asking) == Ask(7, "takeover")
-    assert decided(asking, replace(CALL, need=None)) == Run(7, "takeover")
+    assert decided(asking, replace(CALL, requirement=None)) == Run(7, "takeover")
 
 
 @pytest.mark.parametrize("code", [REQUIRED, GRANTED, DENIED, WITHDRAWN])
 def test_a_key_that_only_asked_is_free_for_other_arguments(code: str) -> None:
     call = replace(CALL, given_key=True, params_digest="other")
-    assert decided(asked(code), replace(call, need=None)) == Run(7, "the key is free")
+    assert decided(asked(code), replace(call, requirement=None)) == Run(7, "the key is free")
     assert isinstance(decided(record("done", "me", 7), call), Conflict)
 
 
 @pytest.mark.parametrize(
-    ("code", "need", "answer"),
+    ("code", "requirement", "answer"),
     [
         (REQUIRED, NEED, None),
         (GRANTED, NEED, None),
@@ -181,19 +183,19 @@ def test_a_key_that_only_asked_is_free_for_other_arguments(code: str) -> None:
     ],
 )
 def test_an_earlier_question_of_the_call_answers_only_if_it_was_refused(
-    code: str, need: Need | None, answer: int | None
+    code: str, requirement: ApprovalRequirement | None, answer: int | None
 ) -> None:
     own = asked(code, version=5)
-    found = decided(record("cancelled", "somebody", 7), replace(CALL, need=need), own)
+    found = decided(record("cancelled", "somebody", 7), replace(CALL, requirement=requirement), own)
     if answer is None:
-        assert found == (Run(7, "after cancelled") if need is None else Ask(7, "after cancelled"))
+        assert found == (Run(7, "after cancelled") if requirement is None else Ask(7, "after cancelled"))
     else:
         assert found == Reuse(own, "completed", shared=False)
 
 
 def test_an_execution_that_was_undone_answers_nobody() -> None:
     code = UNDONE[0]
-    plain, key = replace(CALL, need=None), replace(CALL, need=None, given_key=True)
+    plain, key = replace(CALL, requirement=None), replace(CALL, requirement=None, given_key=True)
     undone = failed(code)
     assert is_undone(undone)
     for call in (plain, key, replace(key, params_digest="other")):

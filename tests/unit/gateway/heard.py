@@ -195,7 +195,7 @@ class Face:
 
     @property
     def world(self) -> Any:
-        return self.gateway._world if self._loop is None else self.gateway._last_world
+        return self.gateway._runtime if self._loop is None else self.gateway._last_runtime
 
     @property
     def leases(self) -> Any:

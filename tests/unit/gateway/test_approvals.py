@@ -67,7 +67,7 @@ async def _whoever_opens_it_approves(self: Any, link: Any) -> Any:
             _whoever_opens_it_approves,
             "a_scanner_follows_the_link",
         ),
-        (["antiphon._gateway.approval.counts"], lambda *_: True, "a_blanket_approval_of_a_framework"),
+        (["antiphon._gateway.approval.applies"], lambda *_: True, "a_blanket_approval_of_a_framework"),
     ],
 )
 def test_planted_bugs_are_caught(

@@ -139,7 +139,7 @@ def test_an_answer_in_chunks_says_how_many(how: str, chunks: int) -> None:
 def test_a_deadline_that_passes_while_the_claim_is_asked_for() -> None:
     rig = Rig()
     script = rig.tool("sent")
-    world = rig.gateway._world
+    world = rig.gateway._runtime
     real = world.journal.begin
 
     def slow(*arguments: Any) -> Any:

@@ -297,17 +297,17 @@ def _opened(breakers: Breakers, clock: ManualClock, key: str = "global") -> int:
 
 
 @pytest.mark.parametrize("skew_ms", [-3_600_000, -120_000, 0, 120_000, 3_600_000])
-@pytest.mark.parametrize("told", [True, False])
-def test_an_act_lasts_as_long_as_its_operator_said_whatever_his_clock_says(skew_ms: int, told: bool) -> None:
+@pytest.mark.parametrize("pushed", [True, False])
+def test_an_act_lasts_as_long_as_its_operator_said_whatever_his_clock_says(skew_ms: int, pushed: bool) -> None:
     clock = ManualClock()
     breakers = Breakers(clock, quorum=2)
     breakers.adopt([])
-    clock.advance(600 if told else 1)  # gateways that are told look seldom
+    clock.advance(600 if pushed else 1)  # gateways that are told look seldom
     row = _skewed(clock, skew_ms, 60_000)
-    breakers.adopt([row], told=told)
+    breakers.adopt([row], pushed=pushed)
     assert 59_000 <= _opened(breakers, clock) <= 60_000
     clock.advance(30)
-    breakers.adopt([row], told=told)
+    breakers.adopt([row], pushed=pushed)
     assert 29_000 <= _opened(breakers, clock) <= 30_000
 
 

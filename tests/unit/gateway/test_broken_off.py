@@ -19,7 +19,7 @@ import pytest
 from antiphon._gateway import drivers, steps
 from antiphon._gateway.call import NOTHING, GuardedCall
 from antiphon._gateway.context import CallContext, held
-from antiphon._gateway.drivers import AsyncWorld, SyncWorld
+from antiphon._gateway.drivers import AsyncRuntime, SyncRuntime
 from antiphon._gateway.repair import broke_off
 from antiphon._gateway.steps import Plain, Step
 from antiphon._recording.recorder import Recorder
@@ -146,7 +146,7 @@ class _FaultJournal:
         return step(*args, **more)
 
 
-class FaultWorld(SyncWorld):
+class FaultWorld(SyncRuntime):
     """Requests that do not go to the journal fail, too."""
 
     fault: Fault
@@ -157,8 +157,8 @@ class FaultWorld(SyncWorld):
     def append(self, *args: Any) -> None:
         self.fault.around("append", lambda: super(FaultWorld, self).append(*args))
 
-    def ask(self, *args: Any) -> Any:
-        return self.fault.around("ask", lambda: super(FaultWorld, self).ask(*args))
+    def replay(self, *args: Any) -> Any:
+        return self.fault.around("ask", lambda: super(FaultWorld, self).replay(*args))
 
     def invoke(self, *args: Any) -> Any:
         return self.fault.around("invoke", lambda: super(FaultWorld, self).invoke(*args))
@@ -173,7 +173,7 @@ class FaultWorld(SyncWorld):
         return self.fault.around(function.__name__, lambda: super(FaultWorld, self).blocking(function, *args))
 
 
-class FaultLoopWorld(AsyncWorld):
+class FaultLoopWorld(AsyncRuntime):
     """The same for an event loop."""
 
     fault: Fault
@@ -194,8 +194,8 @@ class FaultLoopWorld(AsyncWorld):
     async def append(self, *args: Any) -> None:
         await self._around("append", super().append(*args))
 
-    async def ask(self, *args: Any) -> Any:
-        return await self._around("ask", super().ask(*args))
+    async def replay(self, *args: Any) -> Any:
+        return await self._around("ask", super().replay(*args))
 
     async def until_cancelled(self, what: str, after_ms: Any) -> None:
         self.fault.around("until cancelled", lambda: None)
@@ -218,7 +218,7 @@ def _watch(gateway: Any, fault: Fault, loop: bool) -> None:
     """Give a gateway that has no tools yet a world in which requests fail."""
     world: Any = (FaultLoopWorld if loop else FaultWorld)(gateway._plans, gateway._feed)
     world.fault = fault
-    gateway._world = (lambda: world) if loop else world
+    gateway._runtime = (lambda: world) if loop else world
 
 
 # -- the calls -----------------------------------------------------------------------------------------------------
@@ -579,8 +579,10 @@ async def test_every_step_was_broken_off() -> None:
         await every_break_off(name, (KeyboardInterrupt, KeyboardInterrupt), seen, loop=loop)
     early = {"before the claim"}
     assert seen == {
-        **dict.fromkeys(("Refresh", "Ask", "GivenUp", "BEGIN", "TakeOver", "Wait", "Alias", "Get", "Look"), early),
-        "Mark": {"before the claim", "claimed", "returned"},
+        **dict.fromkeys(
+            ("Refresh", "Replay", "GivenUp", "BEGIN", "TakeOver", "Wait", "Alias", "Get", "TryRead"), early
+        ),
+        "SettleVersion": {"before the claim", "claimed", "returned"},
         "Reclaim": {"before the claim", "returned"},
         "Reconcile": early,
         "Consult": early,

@@ -270,7 +270,7 @@ def test_what_an_operator_corrects_at_the_same_moment_is_given_and_stands() -> N
         assert journal.settle(record.key, record.version, Settlement("done", 60_000, payload=word, error=RESOLVED))
 
     says(b'"first word"')
-    world: Any = app.gateway._world
+    world: Any = app.gateway._runtime
     real, corrected = world.journal, [b'"second word"']
 
     class Corrected:
@@ -289,7 +289,7 @@ def test_what_an_operator_corrects_at_the_same_moment_is_given_and_stands() -> N
 def test_a_question_that_is_cleared_before_it_stands_is_asked_again() -> None:
     rig = Rig()
     script = rig.tool("paid", approve="always")
-    world: Any = rig.gateway._world
+    world: Any = rig.gateway._runtime
     real, cleared = world.journal, [True]
 
     class Cleared:

@@ -359,7 +359,7 @@ def test_a_call_that_was_never_dispatched_leaves_nothing_in_the_way() -> None:
     rig = Rig()
     script = rig.tool("fine", breaker=NEVER_TRIPS)
 
-    world = rig.gateway._world
+    world = rig.gateway._runtime
     real = world.journal.begin
 
     def opened_meanwhile(*arguments: Any) -> Any:

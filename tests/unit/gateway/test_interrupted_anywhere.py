@@ -114,7 +114,7 @@ def test_a_plain_call_is_settled(store: str, tmp_path: Path) -> None:
         if interrupter.left:
             break
     assert nth > 5
-    states = {record.state for record in gateway._world.journal.list(tenant="default", limit=1000)}
+    states = {record.state for record in gateway._runtime.journal.list(tenant="default", limit=1000)}
     assert states == {"done"}
 
 
@@ -203,7 +203,7 @@ def test_a_result_whose_class_raises_is_not_kept_and_the_call_is_done(store: str
     assert first.to_wire()["output"]["metadata"]["payload"] == "not kept (Stubborn: 'not loaded')"
     assert again.from_cache
     assert len(made) == WARM + 1
-    assert {record.state for record in gateway._world.journal.list(tenant="default", limit=100)} == {"done"}
+    assert {record.state for record in gateway._runtime.journal.list(tenant="default", limit=100)} == {"done"}
 
 
 def test_an_interrupted_call_without_a_claim_writes_no_record() -> None:

@@ -468,7 +468,7 @@ def test_a_worker_that_was_away_before_it_dispatched_makes_sure_of_its_claim() -
     rig = Rig(store=store)
     store.inner = MemoryStore(clock=rig.clock)
     script = rig.tool("sent", ttl=LEASE)
-    world = rig.gateway._world
+    world = rig.gateway._runtime
     real = world.journal.begin
     away = [True]
 

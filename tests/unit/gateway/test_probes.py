@@ -27,7 +27,7 @@ def test_a_call_that_another_breaker_refuses() -> None:
     rig.execute(call_id="c0", hint="dependency", params={"to": "first"})
     breaker = half_open(rig)
     wider = rig.gateway._plans.breakers.get("dependency/mail")
-    world = rig.gateway._world
+    world = rig.gateway._runtime
     real = world.journal.begin
 
     def slow(*arguments: Any) -> Any:

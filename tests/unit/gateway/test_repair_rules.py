@@ -11,7 +11,7 @@ import pytest
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway import repair
 from antiphon._gateway.call import GuardedCall
-from antiphon._gateway.settlement import stands
+from antiphon._gateway.settlement import reread
 from antiphon._gateway.steps import BEGIN, DONE, SETTLE, Read, Reclaim, Refresh, Sleep, TakeOver
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Claimed, Settlement
@@ -72,7 +72,7 @@ def test_an_end_that_may_have_been_written_is_looked_for() -> None:
     assert (step.key, step.identity) == (call.key, call.identity)
 
 
-@pytest.mark.parametrize(("then", "leaves"), [(stands, 1), (elsewhere, 0)])
+@pytest.mark.parametrize(("then", "leaves"), [(reread, 1), (elsewhere, 0)])
 def test_a_second_look_at_a_lost_claim_is_left_to_the_thread(then: Any, leaves: int) -> None:
     rig = Rig()
     call = held(rig)

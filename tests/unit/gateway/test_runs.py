@@ -316,7 +316,7 @@ def test_a_run_that_is_cancelled_while_it_claims_frees_the_claim() -> None:
         cancel()
         return begin(*arguments)
 
-    rig.gateway._world.begin = cancelled_meanwhile
+    rig.gateway._runtime.begin = cancelled_meanwhile
     with recorded(rig):
         answer = rig.execute()
     assert (answer.error.code, len(script)) == ("run_cancelled", 0)

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon._gateway import settlement as rules
 from antiphon._gateway.call import GuardedCall, new_call
-from antiphon._gateway.steps import DONE, SETTLE, Forgotten, Mark, Read, Reclaim
+from antiphon._gateway.steps import DONE, SETTLE, Forgotten, Read, Reclaim, SettleVersion
 from antiphon.contract.record import DedupeRecord, RecordedError
 from antiphon.contract.spec import Ttls
 from antiphon.decide.claim import UNKNOWN_CODE
@@ -55,7 +55,7 @@ def existing(record: DedupeRecord, own: DedupeRecord | None = None) -> Existing:
 def test_there_is_no_record() -> None:
     call = call_of(Rig())
     call.settlement = DONE_WITH
-    step = rules.stands(call, None)
+    step = rules.reread(call, None)
     assert isinstance(step, Forgotten)
     assert step.version == 7
     again: Any = step.then(call, False)
@@ -70,8 +70,8 @@ def test_it_is_still_in_flight(version: int, with_events: bool) -> None:
     rig = Rig()
     call = call_of(rig)
     call.settlement, call.events = DONE_WITH, (b"row",)  # type: ignore[assignment]
-    step = rules.stands(call, existing(record_of(rig, call, version=version)))
-    assert isinstance(step, Mark)
+    step = rules.reread(call, existing(record_of(rig, call, version=version)))
+    assert isinstance(step, SettleVersion)
     assert (step.version, step.settlement) == (version, DONE_WITH)
     assert step.events == ((b"row",) if with_events else ())
 
@@ -94,8 +94,8 @@ def test_only_what_is_certain_replaces_an_unknown_outcome(settlement: Settlement
     call.settlement = settlement
     call.off_path().left = True
     record = record_of(rig, call, state="failed", error=_error(code))
-    step = rules.stands(call, existing(record))
-    assert isinstance(step, Mark) is written
+    step = rules.reread(call, existing(record))
+    assert isinstance(step, SettleVersion) is written
     if written:
         assert step.events == ()  # type: ignore[union-attr]
 
@@ -106,7 +106,7 @@ def test_the_record_of_another_dispatch_is_left_alone() -> None:
     call.settlement = DONE_WITH
     call.off_path().left = True
     error = _error(UNKNOWN_CODE)
-    assert rules.stands(call, existing(record_of(rig, call, state="failed", fence=8, error=error))) is DONE
+    assert rules.reread(call, existing(record_of(rig, call, state="failed", fence=8, error=error))) is DONE
 
 
 def test_a_call_is_found_by_its_own_record() -> None:
@@ -115,8 +115,8 @@ def test_a_call_is_found_by_its_own_record() -> None:
     call.settlement = DONE_WITH
     call.off_path().left = True
     other = record_of(rig, call, state="done", fence=9, version=9)
-    step = rules.stands(call, existing(other, record_of(rig, call)))
-    assert isinstance(step, Mark)
+    step = rules.reread(call, existing(other, record_of(rig, call)))
+    assert isinstance(step, SettleVersion)
     assert step.version == 7
 
 
@@ -124,13 +124,13 @@ def test_a_record_written_anew_takes_the_end() -> None:
     rig = Rig()
     call = call_of(rig)
     call.settlement = DONE_WITH
-    step: Any = rules.anew(call, Claimed(11, START_MS))
+    step: Any = rules.reclaimed(call, Claimed(11, START_MS))
     assert (step.version, step.settlement) == (11, DONE_WITH)
-    step = rules.anew(call, existing(record_of(rig, call, version=12)))
+    step = rules.reclaimed(call, existing(record_of(rig, call, version=12)))
     assert (step.version, step.settlement) == (12, DONE_WITH)
     call.off_path().left = True
     soon = {"state": "done", "expires_at_ms": START_MS + 1_000}
-    assert rules.anew(call, existing(record_of(rig, call, owner="another/process", **soon))) is DONE
+    assert rules.reclaimed(call, existing(record_of(rig, call, owner="another/process", **soon))) is DONE
     assert rig.leases._unfinished == [], "it had a claim: nothing of it is under way"
 
 

@@ -26,8 +26,6 @@ from antiphon._gateway.steps import (
     Dispatch,
     Forgotten,
     Get,
-    Look,
-    Mark,
     Plain,
     Put,
     Read,
@@ -35,9 +33,11 @@ from antiphon._gateway.steps import (
     Reconcile,
     Refresh,
     Renew,
+    SettleVersion,
     Sleep,
     Step,
     TakeOver,
+    TryRead,
     Wait,
 )
 from antiphon.contract._base import UNSET
@@ -211,7 +211,7 @@ ROWS = {
     "in flight": Row(IN_FLIGHT, Wait),
     "in flight, the same call": Row({**IN_FLIGHT, **MINE}, Wait),
     "in flight, not to wait": Row(IN_FLIGHT, ("in_flight", False), wire={"mode": "bestEffort"}),
-    "lost": Row(OVER, Mark),
+    "lost": Row(OVER, SettleVersion),
     "lost, may be repeated": Row(OVER, TakeOver, {"idempotent": True}),
     "done, the same call": Row({"state": "done", "payload": PAYLOAD, **MINE}, ("sent", True)),
     "done, a new call": Row({"state": "done", "payload": PAYLOAD}, TakeOver),
@@ -257,7 +257,7 @@ def test_another_record(name: str) -> None:
             assert then(call, Claimed(9, 0)) is INVOKE
         case Wait(key, version, seconds, _):
             assert (key, version, seconds) == (call.key, THEIRS, 1.0)  # looks by itself now and then
-        case Mark(key, version, ends, _):
+        case SettleVersion(key, version, ends, _):
             assert (key, version, ends.state) == (call.key, THEIRS, "failed")
             assert ends.error is not None
             assert ends.error[0] == "outcome_unknown"
@@ -331,8 +331,8 @@ def test_other_parameters_are_a_conflict_or_a_call_of_their_own() -> None:
     ("answer", "follows"),
     [
         (None, DONE),
-        (Happened("sent"), Mark),
-        (DidNotHappen(), Mark),
+        (Happened("sent"), SettleVersion),
+        (DidNotHappen(), SettleVersion),
         (True, DONE),
         ("sent", DONE),
         (False, DONE),
@@ -347,7 +347,7 @@ def test_what_a_read_back_says(answer: Any, follows: Any) -> None:
         assert step is DONE
         assert told(call) == ("outcome_unknown", False)
         return
-    assert isinstance(step, Mark)
+    assert isinstance(step, SettleVersion)
     assert (step.version, step.settlement.state) == (
         THEIRS,
         "cancelled" if isinstance(answer, DidNotHappen) else "done",
@@ -405,7 +405,7 @@ def test_a_call_that_comes_too_late_is_answered() -> None:
 def test_while_a_breaker_is_open_only_a_record_can_answer() -> None:
     table = Table(breaker=BreakerPolicy(forced_open=True))
     call = table.call(mode="enforced")
-    assert admit(call) == Look(call.key, "mine", 0.1, claim.on_record)
+    assert admit(call) == TryRead(call.key, "mine", 0.1, claim.on_record)
     assert claim.on_record(call, None) is DONE
     assert told(call) == ("circuit_open", False)
     call = table.call(mode="enforced")
@@ -486,7 +486,7 @@ def test_a_claim_that_was_lost_in_the_pause_ends_the_attempts() -> None:
     assert isinstance(attempt.raised(call, HttpError(503)), Sleep)
     assert attempt.renewed(call, False) is SETTLE
     look = settlement.settled(call, None)
-    assert look == Read(call.key, "mine", settlement.stands)
+    assert look == Read(call.key, "mine", settlement.reread)
     assert look.then(call, None) == Forgotten(call, call.version, settlement._lost)
     assert settlement._lost(call, True) is DONE
     assert told(call) == ("http_503", False)
@@ -504,7 +504,7 @@ def test_an_end_that_cannot_be_written_is_told_and_left_to_the_thread_of_the_pro
     assert call.result().metadata == {"notRecorded": "store_unavailable"}
     (left,) = call.plan.plans.leases._unfinished
     rest: Any = left.call
-    assert left.step == Read(call.key, "mine", settlement.stands)
+    assert left.step == Read(call.key, "mine", settlement.reread)
     assert (rest.version, rest.settlement) == (call.version, call.settlement)
 
 
@@ -527,7 +527,7 @@ def test_a_claim_that_cannot_be_made_sure_of_is_given_back() -> None:
     table.clock.advance(LEASE_MS / 1000 / 2)
     renew = claim.claimed(call, Claimed(OURS, 0))
     step = repair.broke_off(call, renew, StoreError("no"))
-    assert isinstance(step, Mark)
+    assert isinstance(step, SettleVersion)
     assert (step.version, step.settlement.state, step.settlement.dispatched) == (OURS, "cancelled", False)
     assert step.then(call, 10) is DONE
     assert told(call)[0] == "store_error"

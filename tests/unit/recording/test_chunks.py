@@ -25,7 +25,7 @@ def recorded(*data: Any) -> list[Any]:
     for number, chunk in enumerate(data):
         chunks.add(chunk, float(number))
         rows += chunks.due()
-    rows += chunks.rest()
+    rows += chunks.remaining()
     assert [row.at_ms for row in rows] == list(range(len(data)))
     written = [json.loads(row.body) for row in rows]
     assert [gap for _, gap in written] == [float(number) for number in range(len(data))]
@@ -100,7 +100,7 @@ def test_a_piece_is_kept_as_it_was_when_its_reader_got_it() -> None:
     chunk = {"delta": "a", "tags": ["x"]}
     chunks.add(chunk, 0)
     chunk["tags"] = "changed by its reader"
-    assert json.loads(chunks.rest()[0].body) == {"delta": "a", "tags": ["x"]}
+    assert json.loads(chunks.remaining()[0].body) == {"delta": "a", "tags": ["x"]}
 
 
 def test_objects_are_read_too() -> None:
@@ -126,7 +126,7 @@ def test_pieces_are_written_in_groups_and_soon(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(GROUP):
         chunks.add("a\n", 0)
     assert len(chunks.due()) == GROUP
-    assert chunks.rest() == []
+    assert chunks.remaining() == []
 
 
 LIKELY = (
@@ -159,7 +159,7 @@ def raw(*data: bytes) -> list[bytes]:
     chunks = Chunks(REDACTOR, lambda n, chunk, gap, was: Row("run", "call.chunk", n, chunk))
     for chunk in data:
         chunks.add(chunk, 0.0)
-    return [row.body for row in chunks.rest()]
+    return [row.body for row in chunks.remaining()]
 
 
 @pytest.mark.parametrize("size", [1, 3, 9])

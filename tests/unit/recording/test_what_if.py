@@ -18,7 +18,7 @@ from antiphon.contract.spec import BreakerPolicy, RetryPolicy
 from antiphon.ops.app import Antiphon
 from antiphon.ops.health import BUCKETS, health, step_of
 from antiphon.ops.traffic import Call, Traffic, count_by_claim
-from antiphon.ops.what_if import Limits, Wanted, sent_under, what_if
+from antiphon.ops.what_if import Limits, TriedLimits, sent_under, what_if
 from antiphon.ports import Clock
 from antiphon.stores import MemoryStore
 from antiphon.stores._adapters import AsyncFromSync
@@ -119,21 +119,21 @@ def simulate(down: Down, limits: Limits, *, calls: int, every_ms: int, took_ms: 
     return Sent(attempts, refused, opened, found)
 
 
-OUTAGES: dict[str, tuple[Down, dict[str, int], Wanted]] = {
+OUTAGES: dict[str, tuple[Down, dict[str, int], TriedLimits]] = {
     "a total outage, and recovery": (
         lambda at: 5_000 <= at < 70_000,
         {"calls": 400, "every_ms": 257},
-        Wanted(consecutive=5),
+        TriedLimits(consecutive=5),
     ),
     "half of the attempts fail": (
         lambda at: 4_000 <= at < 40_000 and at // 100 % 2 == 0,
         {"calls": 300, "every_ms": 313},
-        Wanted(rate=0.4, min_calls=10, cooldown_ms=45_000),
+        TriedLimits(rate=0.4, min_calls=10, cooldown_ms=45_000),
     ),
     "short failures between good times": (
         lambda at: at % 9_000 < 700,
         {"calls": 120, "every_ms": 503},
-        Wanted(max_attempts=2),
+        TriedLimits(max_attempts=2),
     ),
 }
 
@@ -160,10 +160,10 @@ def test_looser_limits_are_left_and_calls_without_an_attempt_are_told() -> None:
     base = Limits(BreakerPolicy(consecutive=8, min_calls=1_000, window_calls=1_000, cooldown_ms=20_000), 2)
     recorded = simulate(down, base, **traffic)
     assert recorded.refused
-    kept, looser = base.tighter(Wanted(consecutive=9, max_attempts=3, cooldown_ms=1, rate=0.9))
+    kept, looser = base.tighter(TriedLimits(consecutive=9, max_attempts=3, cooldown_ms=1, rate=0.9))
     assert (kept, looser) == (base, ["consecutive", "rate", "cooldown_ms", "max_attempts"])
     assert sent_under(recorded.calls, lambda _: base).missing == 0, "under its own limits nothing is missing"
-    found = what_if(recorded.calls, Wanted(consecutive=3), lambda _: None)
+    found = what_if(recorded.calls, TriedLimits(consecutive=3), lambda _: None)
     assert found["recordedAttempts"] == recorded.attempts
     assert found["after"]["missing"] > 0, "a breaker that opens earlier probes earlier"
 

@@ -90,7 +90,7 @@ def test_a_tool_without_a_namespace_is_found_by_its_schema() -> None:
 async def test_what_was_heard_of_a_model_is_its_answer() -> None:
     exploring = invoker(Script())
     heard = Answer("ok", {"n": 1}, source="recording")
-    call = Invocation("llm", "llm", {}, "d", site(), heard=lambda: heard)
+    call = Invocation("llm", "llm", {}, "d", site(), earlier_answer=lambda: heard)
     answer = await exploring.answer(call)
     assert answer == heard._replace(source="live")
     assert (exploring.answers_models, invoker(Script(), llm=lambda body: {}).answers_models) == (False, True)

@@ -286,7 +286,7 @@ def test_a_template_is_used_only_where_it_fits(name: str) -> None:
     lines, oracle = redactors()
     for _ in range(3):
         lines.encode("tool_call_end", TIME, CALL)
-    assert any(form.templates for form in lines._templates._forms.values())
+    assert any(form.templates for form in lines._templates._template_sets.values())
     for value in ODD:
         same({**CALL, name: value}, lines, oracle)
         same(CALL, lines, oracle)
@@ -346,7 +346,7 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(lines._texts["sessionKey"]) > 0
     assert len(lines._containers) <= most
     assert len(lines._templates._seen) <= most
-    assert all(len(form.templates) <= most for form in lines._templates._forms.values())
+    assert all(len(form.templates) <= most for form in lines._templates._template_sets.values())
     remembered = [text for known in lines._texts.values() for text in known]
     assert max(map(len, remembered)) <= _lines._LONGEST_REMEMBERED
 

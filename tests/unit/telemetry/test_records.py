@@ -393,5 +393,5 @@ def test_a_guarded_call_writes_one_line_from_a_template(stream: tuple[io.StringI
     lines = [json.loads(line) for line in written.getvalue().splitlines()]
     assert {line["event"] for line in lines} == {"tool_call_end"}
     assert listener._lines is not None
-    forms = listener._lines._templates._forms
+    forms = listener._lines._templates._template_sets
     assert sum(len(form.templates) for form in forms.values()) == 1, "the quick way knows the fields of a success"

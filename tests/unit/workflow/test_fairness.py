@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from antiphon.host.fairness import ACTIVE_S, CREDIT_S, LONG, LONGEST_S, PATIENCE, REFILL, Fair, Shares
+from antiphon.host.fairness import ACTIVE_S, CREDIT_S, LONG, LONGEST_S, PATIENCE, REFILL, FairCoroutine, LoopUsage
 
 
 class Clock:
@@ -22,13 +22,13 @@ class Loop:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.shares = Shares(self.clock)
+        self.loop_usage = LoopUsage(self.clock)
         self.used: dict[str, float] = {}
         self._next: dict[str, float] = {}
 
     def step(self, tenant: str, seconds: float) -> None:
         self.clock.time += seconds
-        self.shares.spent(tenant, seconds)
+        self.loop_usage.spent(tenant, seconds)
         self.used[tenant] = self.used.get(tenant, 0.0) + seconds
 
     def run(self, seconds: float, **wants: tuple[float, float]) -> float:
@@ -41,7 +41,7 @@ class Loop:
         while self.clock.time < until:
             tenant = min(self._next, key=lambda name: self._next[name])
             self.clock.time = max(self.clock.time, self._next[tenant])
-            pause = self.shares.pause(tenant)
+            pause = self.loop_usage.pause(tenant)
             if pause > 0:
                 self._next[tenant] = self.clock.time + pause
                 held = held + pause if tenant == first else held
@@ -102,14 +102,14 @@ def test_nobody_waits_for_one_who_is_made_to_wait() -> None:
     loop.run(10, light=(0.0002, 0.001), heavy=(0.05, 0.0))
     loop.step("light", 0.0001)
     loop.step("heavy", 0.5)
-    assert loop.shares.pause("heavy") > 0
+    assert loop.loop_usage.pause("heavy") > 0
     for _ in range(100):
         loop.step("light", 0.001)
-        assert loop.shares.pause("light") == 0
+        assert loop.loop_usage.pause("light") == 0
 
 
 async def test_a_coroutine_is_what_it_was() -> None:
-    shares = Shares()
+    loop_usage = LoopUsage()
 
     async def work() -> str:
         await asyncio.sleep(0)
@@ -125,9 +125,9 @@ async def test_a_coroutine_is_what_it_was() -> None:
         await asyncio.sleep(0)
         raise ZeroDivisionError
 
-    assert await Fair(work(), shares, "one") == "done"
+    assert await FairCoroutine(work(), loop_usage, "one") == "done"
     with pytest.raises(ZeroDivisionError):
-        await Fair(fails(), shares, "one")
+        await FairCoroutine(fails(), loop_usage, "one")
 
     async def forever() -> None:
         try:
@@ -136,7 +136,7 @@ async def test_a_coroutine_is_what_it_was() -> None:
             ended.append(True)
 
     ended: list[bool] = []
-    task = asyncio.ensure_future(Fair(forever(), shares, "one"))
+    task = asyncio.ensure_future(FairCoroutine(forever(), loop_usage, "one"))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -17,7 +17,7 @@ from antiphon._asgi import Disconnected, TooLarge, read_body
 from antiphon._gateway.ids import uuid7
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.host.api_keys import Principal, Role
-from antiphon.host.fairness import Fair
+from antiphon.host.fairness import FairCoroutine
 from antiphon.host.host import Host, Rejected, not_found
 from antiphon.host.http_idempotency import Action, KeyMismatch, Reply, StillRunning, once
 from antiphon.host.logs import about
@@ -161,7 +161,7 @@ def requires_role(role: Role, handler: Handler) -> Callable[[Request], Awaitable
                 raise Rejected(403, "forbidden", f"This needs a key with the role {role}; yours has {principal.role}.")
             request.state.release = host.admit(principal.tenant)
             add_log_fields(request, tenant=principal.tenant)
-            return await Fair(handler(request, host, principal), host.shares, principal.tenant)
+            return await FairCoroutine(handler(request, host, principal), host.loop_usage, principal.tenant)
         except Disconnected:
             return error(400, "client_disconnected", "The request is incomplete.")
         except Exception as problem:

@@ -57,7 +57,7 @@ from antiphon.ops.approval_page import ApprovalPage
 from antiphon.ops.approvals import Approvals
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import summary
-from antiphon.ops.what_if import Wanted
+from antiphon.ops.what_if import TriedLimits
 
 SEAMS = "/v1/host/sample/test"
 KEEPALIVE_S = 15.0
@@ -211,7 +211,7 @@ async def _stream(host: Host, principal: Principal, manifest: RunManifest, last:
             for event in found:
                 if event.sequence > last:
                     data = to_json(document(manifest.id, event))
-                    yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.told.type.encode(), data)
+                    yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.body.type.encode(), data)
             if host.closing:
                 return
     except AntiphonError as problem:
@@ -308,8 +308,8 @@ class Acceptance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 async def accept_golden(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
     """``POST /v1/golden/{test}``: replace the artifact of a golden test with a run."""
     asked = decode(body, Acceptance)
-    told: dict[str, Any] = {name: getattr(asked, name) for name in ("run", "digest", "reason", "dry_run")}
-    return Reply(200, await recordings.accept_golden(host, principal, request.path_params["test"], **told))
+    options: dict[str, Any] = {name: getattr(asked, name) for name in ("run", "digest", "reason", "dry_run")}
+    return Reply(200, await recordings.accept_golden(host, principal, request.path_params["test"], **options))
 
 
 async def run_totals(request: Request, host: Host, principal: Principal) -> Response:
@@ -355,7 +355,7 @@ async def what_if_limits(request: Request, host: Host, principal: Principal) -> 
     limits = (("consecutive", 1_000), ("minCalls", 1_000), ("cooldownMs", 86_400_000), ("maxAttempts", 100))
     numbers = {name: whole_number(given[name], name, 1, most) for name, most in limits if given.get(name)}
     rate = whole_number(given["ratePercent"], "ratePercent", 1, 100) / 100 if given.get("ratePercent") else None
-    wanted = Wanted(
+    wanted = TriedLimits(
         consecutive=numbers.get("consecutive"),
         rate=rate,
         min_calls=numbers.get("minCalls"),
@@ -476,8 +476,8 @@ class OperatorAction(msgspec.Struct, kw_only=True, rename="camel"):
             verdicts = [Resolution(one.key, self.verdict, self.value, one.version) for one in self.claims]
             return await admin.resolve_all(verdicts, reason=self.reason, dry_run=self.dry_run)
         if self.action == "resolve":
-            told = {"value": self.value, "reason": self.reason, "dry_run": self.dry_run}
-            return await admin.resolve(self.key, self.verdict, **told)
+            options = {"value": self.value, "reason": self.reason, "dry_run": self.dry_run}
+            return await admin.resolve(self.key, self.verdict, **options)
         return None
 
     async def _reconcile(self, host: Host, principal: Principal) -> dict[str, Any]:
@@ -587,9 +587,9 @@ async def decide_approval(
 ) -> Reply:
     """``POST /v1/approvals/{approval}``: approve, deny or withdraw."""
     asked = decode(body, Decision)
-    told: dict[str, Any] = {"reason": asked.reason, "dry_run": asked.dry_run}
+    options: dict[str, Any] = {"reason": asked.reason, "dry_run": asked.dry_run}
     desk = _approvals_of(request, host, principal)
-    return Reply(200, await desk.decide(request.path_params["approval"][:64], asked.decision, **told))
+    return Reply(200, await desk.decide(request.path_params["approval"][:64], asked.decision, **options))
 
 
 @mutation
@@ -620,8 +620,10 @@ async def decide_approvals(
     asked = decode(body, Decisions)
     if not asked.approvals:
         raise InvalidInput("Name the approvals.", path="$.approvals")
-    told: dict[str, Any] = {"reason": asked.reason, "dry_run": asked.dry_run}
-    return Reply(200, await _approvals_of(request, host, principal).decide_all(asked.approvals, asked.decision, **told))
+    options: dict[str, Any] = {"reason": asked.reason, "dry_run": asked.dry_run}
+    return Reply(
+        200, await _approvals_of(request, host, principal).decide_all(asked.approvals, asked.decision, **options)
+    )
 
 
 def _approvals_of(request: Request, host: Host, principal: Principal) -> Approvals:

@@ -100,7 +100,7 @@ class NodeExecution(msgspec.Struct, eq=False, kw_only=True):
     """The number of earlier executions of the node."""
     services: Services
     emit: Callable[[str, dict[str, Any]], Awaitable[None]]
-    heard: AgentObservations | None = None
+    observations: AgentObservations | None = None
     """Filled by an agent in a replay."""
 
     def key(self, provider: str, call: int = 0) -> str:

@@ -71,23 +71,23 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
 
     async def emit(self, kind: str, payload: dict[str, Any], asked: str = "") -> None:
         """Queue an event for :meth:`flush`; nothing follows the last event of a run."""
-        told = WorkflowEvent(kind, payload, asked)
-        diverged = None if self.replay is None else self.replay.comparison.see(told)
+        event = WorkflowEvent(kind, payload, asked)
+        diverged = None if self.replay is None else self.replay.comparison.see(event)
         if kind in TERMINAL:
             self._note_divergence(diverged)
-            self._note(told)
+            self._note(event)
         else:
-            self._note(told)
+            self._note(event)
             self._note_divergence(diverged)
 
     def _note_divergence(self, payload: dict[str, Any] | None) -> None:
         if payload is not None:
             self._note(WorkflowEvent("replay.diverged", payload))
 
-    def _note(self, told: WorkflowEvent) -> None:
+    def _note(self, event: WorkflowEvent) -> None:
         number = self.state.sequence
-        self.state.apply(told)
-        self.pending.append((told, number))
+        self.state.apply(event)
+        self.pending.append((event, number))
 
     async def flush(self, *, over: bool = False) -> None:
         """Write the queued events."""
@@ -145,11 +145,11 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
     async def give_up(self, error: dict[str, Any]) -> None:
         """End the run although its last events could not be written; drop those events."""
         state = self.state
-        dropped, self.pending = [told for told, _ in self.pending], []
+        dropped, self.pending = [event for event, _ in self.pending], []
         if dropped:
             state.sequence -= len(dropped)
-        begun = {told.payload["nodeId"] for told in dropped if told.type == "node.started"}
-        ended = {told.payload["nodeId"] for told in dropped if told.type in ("node.completed", "node.failed")}
+        begun = {event.payload["nodeId"] for event in dropped if event.type == "node.started"}
+        ended = {event.payload["nodeId"] for event in dropped if event.type in ("node.completed", "node.failed")}
         left = ({state.open} if state.open is not None else set()) | ended
         for node in sorted(left - begun):
             self._note(WorkflowEvent("node.failed", {"nodeId": node, "error": error}))
@@ -204,8 +204,8 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
                 raise NodeFailed("unknown_node_type", f"This host does not know the node type {node.type_id}.")
             kind, function = found
             if self.replay is not None and kind != "pure":
-                told = WorkflowEvent("node.started", started, asked)
-                outputs = await self._observe(self.replay, visit, told, function, is_model=kind == "model")
+                event = WorkflowEvent("node.started", started, asked)
+                outputs = await self._observe(self.replay, visit, event, function, is_model=kind == "model")
             else:
                 if node.type_id not in ("core.noop", "core.identity", "core.conformance.fail"):
                     await self.flush()
@@ -242,8 +242,8 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             )
         if visit.node.type_id.startswith("agent:"):
             return await self._agent(replay, source, recorded, visit, function)
-        for told in recorded.emitted:
-            await visit.emit(told.type, dict(told.payload))
+        for event in recorded.emitted:
+            await visit.emit(event.type, dict(event.payload))
         if recorded.terminal.type == "node.failed":
             error = recorded.terminal.payload["error"]
             raise NodeFailed(str(error["code"]), str(error["message"]), error.get("details"))
@@ -253,16 +253,16 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         self, replay: Replay, source: Source, recorded: Recorded, visit: NodeExecution, function: Function
     ) -> Outputs:
         """Run an agent's code again, with all its calls answered from the recording."""
-        heard = AgentObservations()
-        visit.heard = heard
+        observations = AgentObservations()
+        visit.observations = observations
         try:
             outputs = await function(visit)
         finally:
-            for reason in heard.unverified:
+            for reason in observations.unverified:
                 self._not_verified(visit.node.id, reason)
-            if heard.refusal is not None:
-                await self._refused(source, recorded, visit.node.id, *heard.refusal)
-        unasked = heard.unasked(recorded.rows)
+            if observations.refusal is not None:
+                await self._refused(source, recorded, visit.node.id, *observations.refusal)
+        unasked = observations.unasked(recorded.rows)
         if unasked:
             self._note_divergence(replay.comparison.unasked(recorded, unasked))
         return outputs
@@ -277,18 +277,18 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         self, source: Source, recorded: Recorded | None, visit: NodeExecution, function: Function
     ) -> None:
         """Ask the model and compare the kind of its answer with the recorded one (L4)."""
-        told: list[WorkflowEvent] = []
+        emitted: list[WorkflowEvent] = []
 
-        async def overhear(kind: str, payload: dict[str, Any]) -> None:
-            told.append(WorkflowEvent(kind, payload))
+        async def collect(kind: str, payload: dict[str, Any]) -> None:
+            emitted.append(WorkflowEvent(kind, payload))
 
-        live, visit.emit = visit.emit, overhear
+        live, visit.emit = visit.emit, collect
         problem = ""
         try:
             await function(visit)
             now = "valid"
         except NodeFailed as failure:
-            now = "refusal" if any(one.type == "envelope.refusal" for one in told) else "unknown"
+            now = "refusal" if any(one.type == "envelope.refusal" for one in emitted) else "unknown"
             problem = f"{failure.code}: {failure.message}"
         finally:
             visit.emit = live
@@ -298,7 +298,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         elif recorded is None or before == "unknown":
             self._not_verified(visit.node.id, "the source has neither an answer nor a refusal here")
         elif before != now:
-            reason = _refusal_reason(told if now == "refusal" else recorded.emitted)
+            reason = _refusal_reason(emitted if now == "refusal" else recorded.emitted)
             await self._refused(source, recorded, visit.node.id, before, now, reason)
 
     async def _refused(
@@ -325,8 +325,8 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         )
 
 
-def _refusal_reason(told: Sequence[WorkflowEvent]) -> str:
-    for one in told:
+def _refusal_reason(emitted: Sequence[WorkflowEvent]) -> str:
+    for one in emitted:
         if one.type == "envelope.refusal":
             return str(one.payload.get("refusalText") or one.payload.get("safetyCategory") or "")
     return ""

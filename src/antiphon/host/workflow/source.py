@@ -16,9 +16,11 @@ NOT_VERIFIED = "replay_not_verified"
 """Code of the event that reports that a replay could not ask a model again."""
 
 
-def is_remark(told: WorkflowEvent) -> bool:
+def is_remark(event: WorkflowEvent) -> bool:
     """Whether an event is a remark of the replay itself, with no counterpart in its source."""
-    return told.type.startswith("replay.") or (told.type == "log.appended" and told.payload.get("code") == NOT_VERIFIED)
+    return event.type.startswith("replay.") or (
+        event.type == "log.appended" and event.payload.get("code") == NOT_VERIFIED
+    )
 
 
 class Recorded(NamedTuple):
@@ -31,7 +33,7 @@ class Recorded(NamedTuple):
     """Number of the event that shows the kind of answer: the refusal, or else the terminal event."""
     started: int
     """Number of the event that started it."""
-    asked: str
+    request_digest: str
     """Digest of its external request; empty in recordings that do not have it."""
     rows: range
     """Its rows in the log."""
@@ -39,7 +41,7 @@ class Recorded(NamedTuple):
     @property
     def kind(self) -> EnvelopeKind:
         """Whether the model answered or refused."""
-        if any(told.type == "envelope.refusal" for told in self.emitted):
+        if any(event.type == "envelope.refusal" for event in self.emitted):
             return "refusal"
         return "valid" if self.terminal.type == "node.completed" else "unknown"
 
@@ -58,19 +60,19 @@ class Source:
         seen, open_here = 0, False
         emitted: list[WorkflowEvent] = []
         shown = begun = 0
-        for sequence, told in enumerate(self.events):
-            mine = told.payload.get("nodeId") == node
-            if told.type == "node.started" and mine:
+        for sequence, event in enumerate(self.events):
+            mine = event.payload.get("nodeId") == node
+            if event.type == "node.started" and mine:
                 open_here, emitted, shown, begun = True, [], 0, sequence
-            elif told.type in ("node.completed", "node.failed") and mine:
+            elif event.type in ("node.completed", "node.failed") and mine:
                 if seen == nth:
                     rows = range(self.rows[begun], self.rows[sequence]) if self.rows else range(0)
-                    asked = self.events[begun].asked
-                    return Recorded(node, tuple(emitted), told, shown or sequence, begun, asked, rows)
+                    asked = self.events[begun].request_digest
+                    return Recorded(node, tuple(emitted), event, shown or sequence, begun, asked, rows)
                 seen, open_here = seen + 1, False
-            elif open_here and mine and not is_remark(told):
-                emitted.append(told)
-                if told.type == "envelope.refusal":
+            elif open_here and mine and not is_remark(event):
+                emitted.append(event)
+                if event.type == "envelope.refusal":
                     shown = sequence
         return None
 
@@ -90,14 +92,14 @@ class Comparison:
         self._place = seen
         self._lost = False
         """After an extra or missing event the rest cannot be compared by position."""
-        self._told: set[Any] = set()
+        self._reported: set[Any] = set()
         """Nodes whose divergence has been reported."""
 
-    def see(self, told: WorkflowEvent) -> dict[str, Any] | None:
+    def see(self, event: WorkflowEvent) -> dict[str, Any] | None:
         """The payload of ``replay.diverged`` if *told* differs from the source at this position."""
-        if told.type == "replay.divergedAtRefusal":
+        if event.type == "replay.divergedAtRefusal":
             self._lost = True  # the failure that follows has no counterpart in the source
-        if self._lost or is_remark(told):
+        if self._lost or is_remark(event):
             return None
         place, self._place = self._place, self._place + 1
         for number in range(self._read, len(self.source.events)):  # the source may still be running
@@ -106,62 +108,62 @@ class Comparison:
         self._read = len(self.source.events)
         if place >= len(self._recorded):
             self._lost = True
-            return self._diverged(len(self.source.events), "extra", told) if self._ended() else None
+            return self._diverged(len(self.source.events), "extra", event) if self._ended() else None
         sequence, recorded = self._recorded[place]
         if recorded.type == "run.cancelled":  # the source was cancelled, so its next events are unknown
             self._lost = True
             return None
-        same_node = recorded.payload.get("nodeId") == told.payload.get("nodeId")
-        if recorded.type != told.type or not same_node:
+        same_node = recorded.payload.get("nodeId") == event.payload.get("nodeId")
+        if recorded.type != event.type or not same_node:
             self._lost = True
-            early = told.type in TERMINAL and recorded.type not in TERMINAL
-            return self._diverged(sequence, "missing" if early else "type-mismatch", told)
-        if _equal(recorded.payload, told.payload):
+            early = event.type in TERMINAL and recorded.type not in TERMINAL
+            return self._diverged(sequence, "missing" if early else "type-mismatch", event)
+        if _equal(recorded.payload, event.payload):
             return None
-        if told.type in TERMINAL and self._told:
+        if event.type in TERMINAL and self._reported:
             return None  # a consequence of a divergence already reported
-        return self._diverged(sequence, "output", told)
+        return self._diverged(sequence, "output", event)
 
-    def request(self, recorded: Recorded, told: WorkflowEvent) -> dict[str, Any] | None:
+    def request(self, recorded: Recorded, event: WorkflowEvent) -> dict[str, Any] | None:
         """The payload of ``replay.diverged`` if a node's request differs from that in the source."""
-        if not recorded.asked or not told.asked or recorded.asked == told.asked:
+        if not recorded.request_digest or not event.request_digest or recorded.request_digest == event.request_digest:
             return None
-        return self._diverged(recorded.started, "output", told, differs="request")
+        return self._diverged(recorded.started, "output", event, differs="request")
 
     def unasked(self, recorded: Recorded, number: int) -> dict[str, Any] | None:
         """The same for calls that an agent made in the source and not in the replay."""
-        told = WorkflowEvent("node.completed", {"nodeId": recorded.node})
-        return self._diverged(recorded.started, "missing", told, differs="calls", missingCalls=number)
+        event = WorkflowEvent("node.completed", {"nodeId": recorded.node})
+        return self._diverged(recorded.started, "missing", event, differs="calls", missingCalls=number)
 
     def _ended(self) -> bool:
         return bool(self.source.events) and self.source.events[-1].type in TERMINAL
 
-    def _diverged(self, place: int, kind: str, told: WorkflowEvent, **more: Any) -> dict[str, Any] | None:
-        node = told.payload.get("nodeId")
-        if node is not None and node in self._told:
+    def _diverged(self, place: int, kind: str, event: WorkflowEvent, **more: Any) -> dict[str, Any] | None:
+        node = event.payload.get("nodeId")
+        if node is not None and node in self._reported:
             return None
-        self._told.add(node)
+        self._reported.add(node)
         payload: dict[str, Any] = {
             "sourceRunId": self.source.run,
             "atSequence": place,
             "divergenceKind": kind,
-            "divergencePoint": told.type,
+            "divergencePoint": event.type,
             **more,
         }
         if place < len(self.source.events):
             payload["originalEventId"] = event_id(self.source.run, place)
-        if "nodeId" in told.payload:
-            payload["nodeId"] = told.payload["nodeId"]
+        if "nodeId" in event.payload:
+            payload["nodeId"] = event.payload["nodeId"]
         return payload
 
 
-def _equal(recorded: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+def _equal(recorded: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     """Whether two payloads are equal once encoded."""
     try:
-        if recorded == told or not diff_values(dict(recorded), dict(told), limit=1):
+        if recorded == live or not diff_values(dict(recorded), dict(live), limit=1):
             return True
     except RecursionError:
         pass
     return {name: dump(value) for name, value in recorded.items()} == {
-        name: dump(orjson.loads(dump(value))) for name, value in told.items()
+        name: dump(orjson.loads(dump(value))) for name, value in live.items()
     }

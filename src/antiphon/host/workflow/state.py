@@ -15,7 +15,7 @@ class WorkflowEvent(NamedTuple):
 
     type: str
     payload: Mapping[str, Any]
-    asked: str = ""
+    request_digest: str = ""
     """For a starting node, the digest of its external request; compared by a replay, never shown."""
 
 
@@ -44,9 +44,9 @@ class State:
         self._tokens: dict[str, int] = {}
         self._limit = workflow.settings.max_loopback_iterations or DEFAULT_LOOPBACKS
 
-    def apply(self, told: WorkflowEvent) -> None:
+    def apply(self, event: WorkflowEvent) -> None:
         """Apply one event."""
-        kind, payload, _ = told
+        kind, payload, _ = event
         self.sequence += 1
         if kind == "run.started":
             self.status = "running"
@@ -73,7 +73,7 @@ class State:
             self.error = dict(payload["error"]) if "error" in payload else None
             self.queue, self.open = [], None
         elif self.open is not None:
-            self.emitted.append(told)
+            self.emitted.append(event)
 
     def _completed(self, node_id: str, outputs: dict[str, Any]) -> None:
         self.open = None
@@ -146,6 +146,6 @@ class State:
 def fold(workflow: Workflow, events: Iterable[WorkflowEvent]) -> State:
     """The state after *events*."""
     state = State(workflow)
-    for told in events:
-        state.apply(told)
+    for event in events:
+        state.apply(event)
     return state

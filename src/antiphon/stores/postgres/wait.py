@@ -242,9 +242,9 @@ def _sleep_until(signals: int, socket: int | None = None, seconds: float | None 
 
 
 def _pass_on(listeners: Iterable[BreakerCallback], row: BreakerRow) -> None:
-    for told in listeners:
+    for listener in listeners:
         try:
-            told(row)
+            listener(row)
         except Exception:  # one listener's failure must not end the listening of all
             _log.exception("A breaker listener failed on %r", row.key)
 

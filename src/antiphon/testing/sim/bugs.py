@@ -223,7 +223,7 @@ BUGS: dict[str, Bug] = {
     "overtaken-request": Bug(
         "a caller that is cancelled while it claims only reads, although its request may still be under way",
         ("an end", "leases"),
-        ((Reclaim, "ask", _only_reads), (repair, "_recovered", _perhaps_nothing)),
+        ((Reclaim, "perform", _only_reads), (repair, "_recovered", _perhaps_nothing)),
     ),
     "release-on-cancel": Bug(
         "a cancelled call frees its claim although the tool was reached",

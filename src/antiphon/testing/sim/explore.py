@@ -202,14 +202,14 @@ def _certainly_dead(owner: str) -> bool:
 @contextmanager
 def _generators_just_go() -> Iterator[None]:
     """An asynchronous generator of a killed worker is not closed: nobody is left to await it."""
-    before, told = sys.get_asyncgen_hooks(), sys.unraisablehook
+    before, unraisable_hook = sys.get_asyncgen_hooks(), sys.unraisablehook
     sys.set_asyncgen_hooks(finalizer=lambda generator: None)
-    sys.unraisablehook = lambda one: None if one.exc_type is Dead else told(one)
+    sys.unraisablehook = lambda one: None if one.exc_type is Dead else unraisable_hook(one)
     try:
         yield
     finally:
         sys.set_asyncgen_hooks(*before)
-        sys.unraisablehook = told
+        sys.unraisablehook = unraisable_hook
 
 
 def simulate(seed: int, bug: str = "", without: frozenset[str] = frozenset()) -> Simulation:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from antiphon._gateway.context import CallContext
-from antiphon._gateway.drivers import AsyncWorld
+from antiphon._gateway.drivers import AsyncRuntime
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.hooks import HookCall, HookReply
 from antiphon._gateway.ids import Fingerprints
@@ -160,7 +160,7 @@ class Silent:
         return None
 
 
-class SimWorld(AsyncWorld):
+class SimRuntime(AsyncRuntime):
     """A task's environment without an event loop: what asyncio does for a driver."""
 
     worker: Worker
@@ -186,10 +186,10 @@ class SimGateway(AsyncGateway):
 
     def __init__(self, dependencies: Dependencies, worker: Worker) -> None:
         super().__init__(dependencies)
-        self._only = SimWorld(self._plans, self._feed)
+        self._only = SimRuntime(self._plans, self._feed)
         self._only.worker = worker
 
-    def _world(self) -> AsyncWorld:
+    def _runtime(self) -> AsyncRuntime:
         return self._only
 
 

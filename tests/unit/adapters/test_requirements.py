@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from antiphon.adapters import _need
-from antiphon.adapters._need import REQUIREMENTS, Requirement, require
+from antiphon.adapters import _requirements
+from antiphon.adapters._requirements import REQUIREMENTS, Requirement, require
 from antiphon.errors import MissingExtra
 
 _PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
@@ -46,7 +46,7 @@ def test_an_unsupported_version_names_the_range(found: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize(("text", "numbers"), [("1.2.3", (1, 2, 3)), ("2.0.1rc1", (2, 0, 1)), ("3.dev0", (3,))])
 def test_versions_are_read_as_numbers(text: str, numbers: tuple[int, ...]) -> None:
-    assert _need._numbers(text) == numbers
+    assert _requirements._numbers(text) == numbers
 
 
 def test_every_adapter_belongs_to_an_extra() -> None:

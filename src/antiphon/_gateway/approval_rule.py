@@ -12,7 +12,7 @@ from antiphon._gateway.settings import ApprovalPolicy
 from antiphon.canonical import canonical_json
 from antiphon.contract.approval import Approval
 from antiphon.contract.spec import ToolSpec
-from antiphon.decide.claim import Need
+from antiphon.decide.claim import ApprovalRequirement
 from antiphon.errors import InvalidInput
 from antiphon.keys import exact_params
 
@@ -22,7 +22,7 @@ MAY_CHANGE = "(may change)"
 """The name of the ``approve_ignore`` arguments among those that a person is shown."""
 
 
-class Approving:
+class ApprovalRule:
     """What one tool declares about approval, combined with the policies of the configuration."""
 
     __slots__ = ("_defaults", "_needs", "_spec", "approver", "bind", "policy", "ttl_ms", "version", "wait_s")
@@ -46,25 +46,25 @@ class Approving:
     def needs(self, arguments: dict[str, Any]) -> bool:
         """Whether a person must approve this call; a policy that fails does not let it pass."""
         try:
-            return bool(self._needs(self.asked(arguments)))
+            return bool(self._needs(self.with_defaults(arguments)))
         except Exception as error:
             name = type(error).__name__  # its message may quote the arguments
             log.error("the approval policy of %s failed (%s), so the call needs approval", self._spec.name, name)
             return True
 
-    def asked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def with_defaults(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """What approval is asked for: the arguments, with defaults filled in."""
         return arguments | {name: value for name, value in self._defaults.items() if name not in arguments}
 
     def shown(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """What a person is shown: arguments that the approval does not bind are listed separately."""
-        given = self.asked(arguments)
+        given = self.with_defaults(arguments)
         free = {name: given.pop(name) for name in self._spec.approve_ignore if name in given}
         return {**given, MAY_CHANGE: free} if free else given
 
     def bound_to(self, key: str, arguments: dict[str, Any]) -> str:
         """What the digest of an approval is computed from: the intent, and the exact arguments after defaults."""
-        given = self.asked(arguments)
+        given = self.with_defaults(arguments)
         for name in self._spec.approve_ignore:
             given.pop(name, None)
         params = exact_params(given, self._spec)
@@ -72,10 +72,10 @@ class Approving:
 
 
 @dataclass(slots=True, eq=False)
-class Asked:
+class ApprovalState:
     """What is known about the approval of one call."""
 
-    need: Need
+    requirement: ApprovalRequirement
     spending: Approval | None = None
     """The approval that the pending claim request replaces."""
     seen_ms: int = 0

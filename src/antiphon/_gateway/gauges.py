@@ -26,7 +26,7 @@ _MOST_RUNS = 1000
 """Per tenant and status: nobody needs to know how many more were interrupted."""
 
 
-def sample(plans: Plans, tenants: Iterable[str], left: Container[str] = ()) -> None:
+def update_gauges(plans: Plans, tenants: Iterable[str], left: Container[str] = ()) -> None:
     """Ask the store for its health and its counts of *tenants*, and set the metrics; *left*: runs nobody can resume.
 
     What the store does not report stays as it was. A store that fails here opens no breaker: only calls do that.
