@@ -106,7 +106,7 @@ def test_how_long_a_call_waits_for_news(kind: str, store: Heard, monkeypatch: py
     assert face.execute(refresh=True, call_id="c3").code == "circuit_open"
     waited.clear()
     assert face.execute(refresh=True, call_id="c4").code == "circuit_open"
-    assert waited[0] == pytest.approx(breaker.look_s, abs=0.05)
+    assert waited[0] == pytest.approx(breaker.read_limit_s, abs=0.05)
     assert waited[0] < _REFRESH_S
     face.close()
 

@@ -62,7 +62,7 @@ def everywhere(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("driver", ["run_sync", "run_async"])
-@pytest.mark.parametrize("step", ["world.begin", "call.plan.function", "world.settle", "admit", "broke_off"])
+@pytest.mark.parametrize("step", ["runtime.begin", "call.plan.function", "runtime.settle", "admit", "broke_off"])
 def test_each_driver_makes_each_step_of_a_plain_call_in_one_place(driver: str, step: str) -> None:
     (body,) = (
         node
@@ -83,7 +83,7 @@ def test_only_drivers_begin_a_claim_and_make_steps() -> None:
 
     assert outside("begin") == {"drivers", "steps"}  # steps: once more, after an interrupt
     assert outside("take_over") == {"steps"}
-    assert outside("ask") <= {"drivers", "steps", "admission"}  # admission: replay.ask makes a step
+    assert outside("perform") == {"drivers"}
 
 
 def test_claims_are_settled_by_drivers_and_for_calls_that_are_over() -> None:

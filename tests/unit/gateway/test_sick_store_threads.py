@@ -337,7 +337,7 @@ def test_a_store_that_pushes_is_read_once_and_then_listened_to(kind: str, store:
     assert (store.steps.count("load_breakers"), len(store.listeners)) == (1, 1)
     feed = face.gateway._feed
     adopted: list[Any] = []
-    face.gateway._plans.adopt = lambda rows, told: adopted.append(told and [row.state for row in rows])
+    face.gateway._plans.adopt = lambda rows, pushed: adopted.append(pushed and [row.state for row in rows])
     (tell,) = store.listeners
     row = forced(1_000)
     tell(row)
