@@ -20,7 +20,7 @@ from antiphon._late import redacted
 from antiphon._lineage import active_saga
 from antiphon._scope import RunScope, _cursor, undoing
 from antiphon.decide.classify import is_control_flow
-from antiphon.errors import Divergence, InvalidInput, SagaUndoing
+from antiphon.errors import Divergence, InvalidInput, SagaUndoing, add_note
 
 log = logging.getLogger("antiphon.saga")
 
@@ -337,7 +337,7 @@ class _Block:
         if _is_fine(error):
             await self._write(core.close())
         elif error is not None and _undoes(error):
-            error.add_note(f"antiphon: {redacted(str(await self._undo(type(error).__qualname__)))}")
+            add_note(error, f"antiphon: {redacted(str(await self._undo(type(error).__qualname__)))}")
         else:
             core.interrupt()
 

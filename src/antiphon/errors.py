@@ -290,6 +290,13 @@ def is_script_module(module: str) -> bool:
     return module == "__main__" or module.startswith(_SCRIPT)
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note to an exception, also if its class is frozen."""
+    if not hasattr(error, "__notes__"):
+        object.__setattr__(error, "__notes__", [])
+    error.add_note(note)
+
+
 def class_name(kind: type) -> str:
     """How a class is recorded; a class of a script by the name that scripts always have."""
     module = kind.__module__

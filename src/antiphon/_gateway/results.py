@@ -110,7 +110,7 @@ def exception_of(call: GuardedCall, outcome: Outcome) -> BaseException:
     if own is not None and not _timed_out(own):
         note = _note(call, outcome)
         if note not in getattr(own, "__notes__", ()):
-            own.add_note(note)
+            errors.add_note(own, note)
         return own
     if kind is None and outcome.from_cache:
         return _recorded(call, outcome)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -22,6 +23,11 @@ class CardDeclined(Exception):
 class Wordy(Exception):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    reason: str
 
 
 FACES = [Rig, AsyncRig]
@@ -52,8 +58,9 @@ def tool(rig: Rig, function: Callable[..., Any], **declared: Any) -> Callable[..
         (ValueError("bad"), {}, True),
         (TimeoutError("late"), {"certain_errors": (CardDeclined,)}, True),
         (Wordy(3, "x"), {"certain_errors": (Wordy,)}, False),
+        (Frozen("no funds"), {"certain_errors": (Frozen,)}, False),
     ],
-    ids=["declared", "undeclared", "did not happen", "other", "a timeout", "wordy"],
+    ids=["declared", "undeclared", "did not happen", "other", "a timeout", "wordy", "frozen"],
 )
 def test_a_tool_raises_what_it_raised_and_the_record_says_how_certain_it_is(
     make: Any, raised: Exception, declared: dict[str, Any], unknown: bool
