@@ -118,7 +118,7 @@ class _ChunkTee:
     def __init__(self, chunks: Any, heard: list[bytes]) -> None:
         self._heard = heard
         self._add = chunks.add
-        self.due, self.rest = chunks.due, chunks.rest
+        self.due, self.remaining = chunks.due, chunks.remaining
 
     def add(self, data: Any, gap_ms: float) -> None:
         self._heard.append(chunk_bytes(data))
