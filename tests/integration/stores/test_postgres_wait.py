@@ -34,6 +34,11 @@ def claim(journal: SyncJournal, key: str, **changes: Any) -> int:
     return won.version
 
 
+def subscribers(database: str) -> list[wait_module.Subscriber]:
+    """Those of one database: other tests may have journals open."""
+    return [found for options, found in wait_module._subscribers.items() if options.dsn == database]
+
+
 @pytest.fixture(autouse=True)
 def no_listener_is_left() -> Iterator[None]:
     """Every test closes its journals, and the last one to leave hangs up."""
@@ -169,9 +174,9 @@ def test_journals_for_threads_and_loops_share_the_listener(postgres_database: st
     for thread in waiting:
         thread.result(timeout=30)
     one.close()
-    assert wait_module._subscribers
+    assert subscribers(postgres_database)
     two.close()
-    assert not wait_module._subscribers
+    assert not subscribers(postgres_database)
     eventually(lambda: not look(postgres_database, LISTENERS))
 
 
@@ -243,7 +248,7 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(postgres_databas
     await asyncio.wait_for(waiting[1], 5)
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
-    assert [hub._waiters.by_key for hub in wait_module._subscribers.values()] == [{}]
+    assert [hub._waiters.by_key for hub in subscribers(postgres_database)] == [{}]
     await journal.close()
 
 
