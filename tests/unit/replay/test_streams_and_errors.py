@@ -155,7 +155,9 @@ def test_a_reader_that_stops() -> None:
 
 
 @pytest.mark.parametrize("after", [lambda stream: stream.close(), list], ids=["closed", "read on"])
-def test_a_stream_that_is_open_when_its_run_ends(after: Callable[[Any], Any]) -> None:
+def test_a_stream_that_is_open_when_its_run_ends(after: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    late: list[str] = []
+    monkeypatch.setattr("antiphon._lineage.on_late", [lambda replay, what: late.append(what)])
     app = memory_app()
     kept: list[Any] = []
 
@@ -172,6 +174,8 @@ def test_a_stream_that_is_open_when_its_run_ends(after: Callable[[Any], Any]) ->
     after(kept[0])
     report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
     assert report.passed, report.text()
+    kept.pop().close()  # as at the end of the process
+    assert not late
     other = antiphon.replay(run, app=app, mode="strict", function=lambda: main(2), keep=False)
     assert not other.passed
 
